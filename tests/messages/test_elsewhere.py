@@ -71,6 +71,48 @@ def test_options_of_before_and_of_others_in_questions() -> None:
         assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("make", "options", "says"),
+    [
+        (pw.Gaussian, {"sigma_noise": 1}, "Gaussian() has no option 'sigma_noise'; did you mean 'noise'?"),
+        (pw.Categorical, {"weights": None}, "Categorical() has no option 'weights'; did you mean 'weight'?"),
+        (pw.Bernoulli, {"ignore": 3}, "did you mean 'ignore_index'?"),
+        (pw.HeteroscedasticGaussian, {"params": "natural"}, "did you mean 'parameters'?"),
+        (pw.Poisson, {"rate": 3}, "Poisson() has no option 'rate'. It takes none."),
+        (pw.Custom, {"energy": abs}, "did you mean 'energy_function'?"),
+        (pw.MonteCarlo, {"n": 3}, "did you mean 'samples'?"),
+        (pw.Hessian, {"clipped": True}, "did you mean 'clip'?"),
+        (pw.Kron, {"approximation": "reduce"}, "did you mean 'approx'?"),
+        (pw.EKFAC, {"biases": "joint"}, "did you mean 'bias'?"),
+        (pw.Diag, {"approx": 1}, "Diag() has no option 'approx'. It takes none."),
+        (pw.Block, {"size": 1}, "It takes none."),
+        (pw.Full, {"size": 1}, "It takes none."),
+        (pw.Prior, {"group": "scalar"}, "did you mean 'grouping'?"),
+        (pw.Prior.scalar, {"prior_precision": 1}, "Prior.scalar() has no option 'prior_precision'; did you mean"),
+        (pw.Prior.groups, {"precision": {}}, "did you mean 'precisions'?"),
+        (pw.Prior.scalar(1.0).with_precision, {"prior_precision": 1}, "did you mean 'precision'?"),
+        (pw.Subnetwork, {"seed": 3}, "did you mean 'generator'?"),
+        (pw.Subnetwork.random, {"seed": 3}, "Subnetwork.random() has no option 'seed'; did you mean 'generator'?"),
+    ],
+)
+def test_options_of_values(make: Callable[..., Any], options: dict[str, Any], says: str) -> None:
+    """Likelihoods, curvatures, structures, priors and subnetworks name the option that was meant."""
+    with pytest.raises(pw.ArgumentTypeError) as caught:
+        make(**options)
+    assert says in str(caught.value)
+
+
+def test_options_of_a_prediction(la: pw.Laplace) -> None:
+    """Of its methods."""
+    pred = la.predict(X)
+    with pytest.raises(pw.ArgumentTypeError, match=r"sample\(\) has no option 'n'; did you mean 'samples'\? It takes"):
+        pred.sample(n=3)  # type: ignore[call-arg]
+    with pytest.raises(pw.ArgumentTypeError, match="did you mean 'level'"):
+        pred.interval(levels=0.9)  # type: ignore[call-arg]
+    with pytest.raises(pw.ArgumentTypeError, match="has no option 'targets'. It takes y"):
+        pred.log_prob(targets=Y)  # type: ignore[call-arg]
+
+
 def test_the_generator_of_a_subnetwork() -> None:
     """It is refused where it is made, as everywhere else."""
     with pytest.raises(pw.ArgumentTypeError, match=r"expected a torch\.Generator"):

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..likelihoods import Form, Likelihood, score
 from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
+from ..messages.names import spelled_class
 from ..runtime.random import Hashed
 
 AUTO_LIMIT = 64  # probes up to which `auto` takes the exact curvature
@@ -88,6 +89,7 @@ class GGN:
         return probes
 
 
+@spelled_class
 @dataclass(frozen=True)
 class MonteCarlo:
     """An unbiased estimate of the Fisher matrix, from labels drawn from the network independently at every position.
@@ -157,6 +159,7 @@ class Empirical:
         return score(view.likelihood, view.f, view.y, view.create_graph)[None]
 
 
+@spelled_class
 @dataclass(frozen=True)
 class Hessian:
     """The Hessian of the energy, for `structure="full"` and for `pw.products`.

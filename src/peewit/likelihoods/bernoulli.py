@@ -9,11 +9,13 @@ from torch import Tensor
 from torch.distributions import Bernoulli as BernoulliDistribution
 
 from ..messages.errors import ArgumentTypeError
+from ..messages.names import spelled_class
 from ..runtime.random import Hashed
 from .contract import Likelihood, diagonal_root
 from .form import ALL, Form
 
 
+@spelled_class
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
     """Yes or no: one logit per label, for one label or for several that do not exclude each other.

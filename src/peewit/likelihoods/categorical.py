@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Categorical as CategoricalDistribution
 
 from ..messages.errors import ArgumentTypeError, PeewitError
+from ..messages.names import spelled_class
 from ..messages.warnings import warn
 from ..runtime.random import Hashed
 from .contract import Likelihood
@@ -20,6 +21,7 @@ def fitting_axes(shape: tuple[int, ...], y: Tensor) -> list[int]:
     return [axis for axis in range(1, len(shape)) if shape[:axis] + shape[axis + 1 :] == tuple(y.shape)]
 
 
+@spelled_class
 @dataclass(frozen=True)
 class Categorical(Likelihood):
     """Classes, one of which is right: the outputs are logits of a softmax.

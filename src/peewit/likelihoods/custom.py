@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from ..messages.errors import ArgumentTypeError, NotFiniteError, PeewitError
+from ..messages.names import spelled_class
 from ..messages.warnings import warn
 from ..runtime.random import Hashed
 from .contract import Likelihood, constant_like, score
@@ -19,6 +20,7 @@ from .form import ALL, Form, usual_axis
 NEGATIVE = 1e-4  # eigenvalues below this share of the largest are more than rounding
 
 
+@spelled_class
 @dataclass(frozen=True)
 class Custom(Likelihood):
     """Any loss that is `-log p(y | f)` up to a constant, as a function of the network's outputs f and targets y.

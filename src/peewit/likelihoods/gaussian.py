@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from ..messages.errors import ArgumentTypeError, PeewitError
+from ..messages.names import spelled_class
 from ..runtime.random import Hashed
 from .contract import Likelihood, WithNoise, as_noise, diagonal_root, score
 from .form import ALL, Form
@@ -17,6 +18,7 @@ from .form import ALL, Form
 RESIDUALS = "residuals"
 
 
+@spelled_class
 @dataclass(frozen=True)
 class Gaussian(WithNoise):
     """Regression: targets are the outputs plus Gaussian noise, the same for all inputs.

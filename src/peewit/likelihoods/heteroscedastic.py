@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from ..messages.errors import ArgumentTypeError, PeewitError
+from ..messages.names import spelled_class
 from ..runtime.random import Hashed
 from .contract import WithNatural, constant_like, score
 from .form import ALL, Form, usual_axis
@@ -20,6 +21,7 @@ PARAMETERS = ("raw", "natural", "mean_variance", "mean_log_variance")
 FLOOR = 1e-8  # keeps the precision of the raw head away from zero
 
 
+@spelled_class
 @dataclass(frozen=True)
 class HeteroscedasticGaussian(WithNatural):
     """Regression whose noise depends on the input: the network returns two numbers per target.

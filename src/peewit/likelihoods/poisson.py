@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Poisson as PoissonDistribution
 
 from ..messages.errors import ArgumentTypeError
+from ..messages.names import spelled_class
 from ..runtime.random import Hashed
 from .contract import Likelihood, diagonal_root
 from .form import ALL, Form
@@ -17,6 +18,7 @@ from .form import ALL, Form
 HALVINGS = 60  # of the interval in which a drawn count lies, at most
 
 
+@spelled_class
 @dataclass(frozen=True)
 class Poisson(Likelihood):
     """Counts: the network's output f is the logarithm of their rate, and `y` is Poisson with rate `exp(f)`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
@@ -16,6 +16,7 @@ from .errors import ArgumentTypeError, PeewitError
 NOWHERE: Mapping[str, str] = {}
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
+Class = TypeVar("Class", bound=type)
 
 
 # Names that others use, by which letters do not tell what was meant.
@@ -51,6 +52,8 @@ OTHERS: dict[str, str | tuple[str, ...]] = {
     "mode": "at",
     "mean": "at",
     "n": "samples",
+    "sigma_noise": "noise",
+    "sigma": "noise",
     "seed": "generator",
     "scale": "data_weight",
     "prior": "parameters",
@@ -100,16 +103,30 @@ def check_name(value: Any, known: Iterable[str], what: str) -> None:
 def spelled(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
     """The same function, which answers unknown options with the nearest known one."""
     known = [each for each in inspect.signature(function).parameters if each != "self"]
+    title = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        for name in kwargs:
-            if name not in known and name != "self":
-                near, options = unknown(name, known, OPTIONS), ", ".join(known)
-                raise ArgumentTypeError(f"{function.__name__}() has no option {name!r}{near}It takes {options}.")
+        check_options(kwargs, known, title, ", ".join(known) or "none")
         return function(*args, **kwargs)
 
     return inner
+
+
+def spelled_class(cls: Class) -> Class:
+    """The same class, whose constructor answers unknown options with the nearest known one."""
+    constructor = "__init__"
+    setattr(cls, constructor, spelled(getattr(cls, constructor)))
+    return cls
+
+
+def check_options(given: Iterable[str], known: Sequence[str], title: str, options: str) -> None:
+    """Refuse options that a call does not have, with the nearest one that it has; `options` lists them in words."""
+    for name in given:
+        if name not in known:
+            raise ArgumentTypeError(
+                f"{title}() has no option {name!r}{unknown(name, known, OPTIONS)}It takes {options}."
+            )
 
 
 LOSSES: dict[type, str] = {  # what users may give in place of a likelihood

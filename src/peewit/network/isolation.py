@@ -113,7 +113,7 @@ def outside_caller_modes() -> Iterator[None]:
 
 
 def unaffected(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The same function outside of the caller's inference mode and autocast; gradients are recorded if the caller does."""
+    """The same function outside of the caller's inference mode and autocast, with the caller's choice of gradients."""
 
     @functools.wraps(function)
     def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

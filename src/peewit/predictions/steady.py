@@ -9,20 +9,24 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..messages.names import spelled
 from ..network.isolation import outside_caller_modes
 
 Class = TypeVar("Class", bound=type)
 
 
 def steady(cls: Class) -> Class:
-    """A class of predictions whose public properties and methods do not depend on the caller's mode."""
+    """A class of predictions whose public properties and methods do not depend on the caller's mode.
+
+    Methods answer unknown options with the nearest known one.
+    """
     for name, member in list(vars(cls).items()):
         if name.startswith("_") and name != "__repr__":
             continue
         if isinstance(member, property) and member.fget is not None:
             setattr(cls, name, property(_steadily(member.fget)))
         elif inspect.isfunction(member):
-            setattr(cls, name, _steadily(member))
+            setattr(cls, name, _steadily(spelled(member)))
     return cls
 
 

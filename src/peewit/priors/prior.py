@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..messages.errors import ArgumentTypeError, PeewitError
-from ..messages.names import nearest
+from ..messages.names import nearest, spelled, spelled_class
 from ..weights.groups import Groups
 from ..weights.space import Space
 from . import groupings
@@ -46,6 +46,7 @@ class WithDiagonal(Protocol):
         ...
 
 
+@spelled_class
 @dataclass(frozen=True)
 class Prior:
     """Independent Gaussians over the weights, with one precision for each group of weights, and a mean.
@@ -85,6 +86,7 @@ class Prior:
             raise PeewitError(f"The prior's mean {self.mean!r} was given; expected finite numbers.")
 
     @staticmethod
+    @spelled
     def scalar(precision: Number = 1.0, mean: Number = 0.0) -> Prior:
         """One precision for all weights.
 
@@ -108,6 +110,7 @@ class Prior:
         return Prior(groupings.Scalar(), made.reshape(1), mean)
 
     @staticmethod
+    @spelled
     def layerwise(precision: Number | list[float] = 1.0, mean: Number = 0.0) -> Prior:
         """One precision per parameter tensor.
 
@@ -130,6 +133,7 @@ class Prior:
         return Prior(groupings.Layerwise(), _as_precisions(precision, "Prior.layerwise").reshape(-1), mean)
 
     @staticmethod
+    @spelled
     def diagonal(precision: Number | list[float] = 1.0, mean: Number = 0.0) -> Prior:
         """One precision per weight, as in automatic relevance determination.
 
@@ -150,6 +154,7 @@ class Prior:
         return Prior(groupings.Diagonal(), _as_precisions(precision, "Prior.diagonal").reshape(-1), mean)
 
     @staticmethod
+    @spelled
     def unitwise(precision: Number | list[float] = 1.0, mean: Number = 0.0) -> Prior:
         """One precision per index along the first axis of each tensor: per output unit, and per element of a bias.
 
@@ -170,6 +175,7 @@ class Prior:
         return Prior(groupings.Unitwise(), _as_precisions(precision, "Prior.unitwise").reshape(-1), mean)
 
     @staticmethod
+    @spelled
     def g_prior(precision: Number = 1.0, mean: Number = 0.0) -> Prior:
         """A g-prior: precisions in proportion to the diagonal of the curvature, `delta_i = precision * diag(H)_i / N`.
 
@@ -196,6 +202,7 @@ class Prior:
         return Prior(groupings.GPrior(), made.reshape(1), mean)
 
     @staticmethod
+    @spelled
     def groups(precisions: Mapping[str, float], mean: Number = 0.0) -> Prior:
         """One precision per group of parameter tensors, which patterns of their names choose.
 
@@ -226,6 +233,7 @@ class Prior:
         )
 
     @staticmethod
+    @spelled
     def scale_invariant(
         model: nn.Module,
         data: Any,
@@ -389,6 +397,7 @@ class Prior:
         mean = torch.as_tensor(self.mean, dtype=None if isinstance(self.mean, Tensor) else torch.float64)
         return mean.to(device=like.device, dtype=like.dtype).reshape(-1).expand(space.size)
 
+    @spelled
     def with_precision(self, precision: Number) -> Prior:
         """The same groups and mean with other precisions.
 

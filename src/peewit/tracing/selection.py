@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..messages.arguments import check_generator
 from ..messages.errors import ArgumentTypeError, PeewitError
-from ..messages.names import check_name
+from ..messages.names import check_name, spelled, spelled_class
 from ..messages.warnings import warn
 from ..network.isolation import isolated
 from ..network.nests import Inputs
@@ -26,6 +26,7 @@ from .tracer import Tracer
 SubnetworkRule: TypeAlias = Literal["variance", "magnitude", "random"]
 
 
+@spelled_class
 @dataclass(frozen=True)
 class Subnetwork:
     """A number of single weights, chosen by variance, by magnitude or at random.
@@ -57,16 +58,19 @@ class Subnetwork:
         check_generator(self.generator)
 
     @staticmethod
+    @spelled
     def largest_variance(size: int) -> Subnetwork:
         """Choose the `size` weights with the largest posterior variance under a diagonal fit."""
         return Subnetwork("variance", size)
 
     @staticmethod
+    @spelled
     def largest_magnitude(size: int) -> Subnetwork:
         """Choose the `size` weights with the largest absolute value."""
         return Subnetwork("magnitude", size)
 
     @staticmethod
+    @spelled
     def random(size: int, generator: torch.Generator | None = None) -> Subnetwork:
         """Choose `size` weights uniformly at random; with a fixed seed unless a generator is given."""
         return Subnetwork("random", size, generator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...messages.names import spelled_class
 from ...weights.ranges import WeightRange
 from ...weights.space import Space
 from ..stream import Source
@@ -11,6 +12,7 @@ from .dense_curvature import DenseCurvature
 from .dense_sums import DenseSums, Group, measure_groups
 
 
+@spelled_class
 @dataclass(frozen=True)
 class Block:
     """One dense matrix per module, over its weight and bias together.
@@ -49,6 +51,7 @@ class Block:
         return DenseCurvature(sums.kept(space), space, "dense block of its module")
 
 
+@spelled_class
 @dataclass(frozen=True)
 class Full:
     """One dense matrix over all D weights.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...messages.errors import PeewitError
+from ...messages.names import spelled_class
 from ...network.finite import refuse_broken_curvature
 from ...weights.groups import Groups
 from ...weights.ranges import WeightRange
@@ -18,6 +19,7 @@ from ..stream import Source
 from .common import accumulate, apply_floor, assemble_vector, check_parts, check_shape, clear_rounding, fill_zeros
 
 
+@spelled_class
 @dataclass(frozen=True)
 class Diag:
     """The diagonal of the curvature: independent weights, with the squares of Jacobian entries summed.

@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from ...messages.errors import PeewitError
+from ...messages.names import spelled_class
 from ...weights.space import Space
 from ..stream import Source
 from .factors import KronSums
@@ -17,6 +18,7 @@ from .sides import eigenvectors_of
 from .sums import check_sums, join_sums
 
 
+@spelled_class
 @dataclass(frozen=True)
 class Kron:
     """KFAC: the curvature of each weight as a Kronecker product of two small factors.
@@ -73,6 +75,7 @@ class Kron:
         return f"Kronecker ({self.approx}{joint})"
 
 
+@spelled_class
 @dataclass(frozen=True)
 class EKFAC:
     """KFAC's eigenvectors with the exact second moments along them (eigenvalue-corrected Kronecker factors).
