@@ -109,8 +109,20 @@ def test_options_of_a_prediction(la: pw.Laplace) -> None:
         pred.sample(n=3)  # type: ignore[call-arg]
     with pytest.raises(pw.ArgumentTypeError, match="did you mean 'level'"):
         pred.interval(levels=0.9)  # type: ignore[call-arg]
-    with pytest.raises(pw.ArgumentTypeError, match="has no option 'targets'. It takes y"):
+    with pytest.raises(pw.ArgumentTypeError, match=r"has no option 'targets'\. It takes y"):
         pred.log_prob(targets=Y)  # type: ignore[call-arg]
+
+
+def test_options_of_a_validation(la: pw.Laplace) -> None:
+    """Its own, and those of the predictions that it scores."""
+    with pytest.raises(pw.ArgumentTypeError) as caught:
+        pw.validation_nll(la, (X, Y), seed=1)
+    assert str(caught.value) == (
+        "validation_nll() has no option 'seed'; did you mean 'generator'? It takes memory, progress and the options of "
+        "la.predict: method, link, samples, joint, generator, create_graph, at."
+    )
+    with pytest.raises(pw.ArgumentTypeError, match="validation_nll\\(\\) has no option 'x'"):
+        pw.validation_nll(la, (X, Y), x=X)
 
 
 def test_the_generator_of_a_subnetwork() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 
 from ..messages.errors import PeewitError
+from ..messages.names import check_options
 from ..network.batches import Batches
 from ..network.isolation import entry_point
+from ..predictions.predict import predict
 from ..predictions.prediction import Prediction
 from ..predictions.shared import Setting, SharedPredictions, read_predictions
 from ..runtime.progress import QUIET, Progress
@@ -20,6 +23,7 @@ from .options import TuningSettings
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
+PREDICT = tuple(inspect.signature(predict).parameters)[2:]  # its options, after the posterior and the inputs
 Score = Callable[[Sequence[float]], float]
 Ahead = Callable[[Sequence[Sequence[float]]], None]  # scores that are about to be asked for, all at once
 
@@ -27,6 +31,8 @@ Ahead = Callable[[Sequence[Sequence[float]]], None]  # scores that are about to 
 @entry_point
 def validation_nll(la: PosteriorState, data: Any, options: Mapping[str, Any], progress: Progress = QUIET) -> float:
     """The mean negative log probability per example of the predictive, over all batches of `data`."""
+    others = ", ".join(name for name in PREDICT if name not in ("memory", "progress"))
+    check_options(options, PREDICT, "validation_nll", f"memory, progress and the options of la.predict: {others}")
     batches = Batches(data, la.weights.device, "The validation data")
     return mean(read_predictions(la, batches, options, summed_nll, progress))
 
