@@ -665,6 +665,29 @@ def test_the_simplex_finds_a_minimum() -> None:
     assert not minimise(valley, [-1.0, 1.0], 0.7, 1e-6, 3)
 
 
+def test_settings_without_a_posterior() -> None:
+    """They count as infinitely bad, on a grid and in a search; where no setting has one, the error says so."""
+    model, x, y = regression_network()
+    la = fitted(model, x, y + 8.0, pw.Gaussian(1.0), "full", curvature="hessian", prior=1e-3)
+    held_out = x[:4], y[:4] + 8.0
+    with pytest.raises(ValueError, match="not positive definite"):
+        la.predict(x)
+    with pytest.warns(pw.TuningWarning, match="settings of the grid have no finite score"):
+        tuned = la.tune("grid", grid=[1e-3, 100.0, 1e4, 1e5], validation=held_out)
+    scores = tuned.trace.values
+    assert scores[:1] == (math.inf,) and math.isfinite(scores[2])
+    for value, score in zip((1e4, 1e5), scores[2:], strict=True):
+        assert score == pytest.approx(pw.validation_nll(la.with_prior(value), held_out))
+    assert pw.validation_nll(tuned, held_out) == pytest.approx(min(scores))
+    for options in ({}, {"validation": held_out}):
+        with pytest.raises(pw.PeewitError, match=r"No setting of the grid has a finite score.*larger prior precision"):
+            la.tune("grid", grid=[1e-3, 1e-2], **options)
+    found = la.with_prior(1.0).tune("validation", validation=held_out)
+    assert math.isfinite(min(found.trace.values)) and math.inf in found.trace.values
+    with pytest.raises(pw.PeewitError, match=r"No setting .* has a finite score"):
+        la.with_prior(1e-6).tune("validation", validation=held_out)
+
+
 def test_an_indefinite_hessian() -> None:
     """Where there is no posterior at the start, the error says so; with enough prior it is tuned or warned about."""
     model, x, y = regression_network()

@@ -13,7 +13,7 @@ from .by_evidence import noise_of
 from .by_validation import Coordinates, best_posterior
 from .options import TuningSettings, listable, positive
 from .profile import Hyperparameters, profile_of
-from .validation import mean_nlls, shared_predictions
+from .validation import mean_nlls, no_finite_score, shared_predictions
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -70,7 +70,7 @@ def by_grid(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
     ]
     finite = [number for number, value in enumerate(scores) if math.isfinite(value)]
     if not finite:
-        raise PeewitError("No setting of the grid has a finite score.")
+        raise no_finite_score("of the grid")
     best = min(finite, key=lambda number: scores[number])
     warnings = [
         f"The best {name} is at the {'largest' if value == max(axis) else 'smallest'} value of its grid, {value:.3g}."

@@ -14,7 +14,7 @@ from ..predictions.shared import Setting
 from ..priors.prior import Prior
 from .by_evidence import noise_limits, noise_of
 from .options import TEMPERATURES, TuningSettings
-from .validation import mean_nlls, minimise, scan, shared_predictions
+from .validation import mean_nlls, minimise, no_finite_score, scan, shared_predictions
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -92,6 +92,8 @@ def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorStat
     offsets = {0: (-6.9, -4.6, -2.3, 2.3, 4.6, 6.9), 1: (-1.4, -0.7, 0.7, 1.4), 2: (-2.3, -1.1, 1.1, 2.3)}
     chosen_offsets = {number: offsets[axis] for number, axis in enumerate(axes)}
     first = scan(score, [begin[axis] for axis in axes], chosen_offsets, ahead)
+    if not math.isfinite(min(seen.values())):
+        raise no_finite_score("that the search begins with")
     converged = minimise(score, first, 0.7, settings.tolerance, settings.steps, ahead)
     best = min(seen, key=lambda key: seen[key])
     words = ["The geometric mean of the precisions", "The noise", "The temperature"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,33 @@ def validation_nll(la: PosteriorState, data: Any, options: Mapping[str, Any], pr
 
 
 def mean_nlls(shared: SharedPredictions, settings: Sequence[Setting]) -> list[float]:
-    """The same for every setting of a posterior, on the same data."""
-    return [mean(sums) for sums in shared.read(settings, summed_nll)]
+    """The same for every setting of a posterior, on the same data; infinite where the precision has no factor."""
+    try:
+        return [mean(sums) for sums in shared.read(settings, summed_nll)]
+    except PeewitError:
+        sound = [has_factor(setting()) for setting in settings]
+        if all(sound):
+            raise
+    scores = iter(mean_nlls(shared, list(itertools.compress(settings, sound))) if any(sound) else [])
+    return [next(scores) if factored else math.inf for factored in sound]
+
+
+def has_factor(la: PosteriorState) -> bool:
+    """Whether the posterior precision is positive definite and finite."""
+    try:
+        la.precision.logdet()
+    except PeewitError:
+        return False
+    return True
+
+
+def no_finite_score(settings: str) -> PeewitError:
+    """The error where no setting can be chosen."""
+    return PeewitError(
+        f"No setting {settings} has a finite score: the posterior precision is not positive definite there, or "
+        "the scores are NaN or infinite. Use a larger prior precision; where the curvature is a Hessian, "
+        "`curvature='ggn'` or `Hessian(clip=True)`."
+    )
 
 
 def summed_nll(prediction: Prediction, targets: Tensor) -> tuple[float, int]:
