@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import peewit as pw
-from fitting import classes, normal
+from environment import DEVICE
+from fitting import built, classes, normal
 from peewit.curvature.choice import KindChoice
 from peewit.curvature.kinds import GGN, Auto, Hessian, MonteCarlo
 from peewit.curvature.pieces import Pieces, read_ahead
-from peewit.curvature.restart import PassRestart
 from peewit.curvature.totals import Totals
 from peewit.likelihoods import Form
 from peewit.network.batches import Batches
 from peewit.network.nests import count
 from peewit.runtime.memory import Budget
+from tables import moved
 
 CPU = torch.device("cpu")
 
@@ -92,11 +94,26 @@ def test_totals_of_two_data_sets_and_of_two_passes() -> None:
 def test_the_kind_of_curvature_is_chosen_by_the_first_batch() -> None:
     """A later one for which the exact curvature is too expensive begins the pass again."""
     small, large = Form(0, (3,)), Form(0, (100,))
-    choice = KindChoice(Auto())
-    assert choice.of(small, pw.Categorical()) == GGN() == choice.kind and "at most 64" in choice.reason
-    with pytest.raises(PassRestart, match="exact would take 99 probes per example, which was seen"):
-        choice.of(large, pw.Categorical())
-    assert choice.of(small, pw.Categorical()) == MonteCarlo(1)
-    assert KindChoice(GGN()).of(large, pw.Categorical()) == GGN()
+    first = KindChoice(Auto()).after(small, pw.Categorical())
+    assert first.kind == GGN() and "at most 64" in first.reason
+    assert first.after(small, pw.Categorical()) == first
+    later = first.after(large, pw.Categorical())
+    assert later.kind == MonteCarlo(1) and "exact would take 99 probes per example" in later.reason
+    assert later.after(small, pw.Categorical()) == later
+    assert KindChoice(GGN()).after(large, pw.Categorical()) == KindChoice(GGN())
     with pytest.raises(pw.PeewitError, match="has no factor"):
-        KindChoice(Hessian()).of(small, pw.Categorical())
+        KindChoice(Hessian()).after(small, pw.Categorical())
+
+
+def test_a_fit_begins_again_where_a_later_batch_has_too_many_probes() -> None:
+    """All batches are then measured alike, and one that cannot come again is said to be needed."""
+    model = built(nn.Linear(3, 4)).to(DEVICE)
+    batches = [(normal(5, length, 3, seed=length), classes(4, 5, length)) for length in (2, 30)]
+    moved_batches = [(moved(x), moved(y)) for x, y in batches]
+    likelihood = pw.Categorical(axis=-1)
+    la = pw.fit(model, moved_batches, likelihood, structure="diag")
+    assert la.coverage().curvature == "Monte Carlo Fisher with 1 sample: exact would take 90 probes per example"
+    asked = pw.fit(model, moved_batches, likelihood, structure="diag", curvature="fisher")
+    assert torch.equal(la.precision.variance(), asked.precision.variance())
+    with pytest.raises(pw.PeewitError, match=r"curvature='auto': .*, which was seen only in a later batch"):
+        pw.fit(model, iter(moved_batches), likelihood, structure="diag")

@@ -7,27 +7,23 @@ from dataclasses import dataclass
 from ..likelihoods import Form, Likelihood
 from ..messages.errors import PeewitError
 from .kinds import AUTO_LIMIT, GGN, Auto, CurvatureKind, Hessian
-from .restart import PassRestart
 
 
-@dataclass
+@dataclass(frozen=True)
 class KindChoice:
-    """The kind of curvature: as asked, or chosen by the first batch where that is left open."""
+    """The kind of curvature: the one that was asked for, or with `Auto` the one that the batches so far allow."""
 
     kind: CurvatureKind | Auto | Hessian
     reason: str = ""  # for a choice
-    auto: bool = False  # whether it was chosen here
+    auto: bool = False  # whether the library chose it
 
-    def of(self, form: Form, likelihood: Likelihood) -> CurvatureKind:
-        """The kind for a batch of some form."""
+    def after(self, form: Form, likelihood: Likelihood) -> KindChoice:
+        """The choice once a batch of some form was seen."""
         kind = self.kind
-        if isinstance(kind, Auto):
-            kind, self.reason = kind.choose(form, likelihood)
-            self.kind, self.auto = kind, True
-        elif self.auto and kind.name == "ggn" and GGN().count(form, likelihood) > AUTO_LIMIT:
-            self.kind, self.reason = Auto().choose(form, likelihood)
-            if self.kind.name != "ggn":
-                raise PassRestart(f"curvature='auto': {self.reason}, which was seen")
         if isinstance(kind, Hessian):
             raise PeewitError("curvature='hessian' has no factor; use structure='full', or products.")
-        return kind
+        too_many = self.auto and kind.name == "ggn" and GGN().count(form, likelihood) > AUTO_LIMIT
+        if not isinstance(kind, Auto) and not too_many:
+            return self
+        chosen, reason = Auto().choose(form, likelihood)
+        return KindChoice(chosen, reason, auto=True)

@@ -103,7 +103,7 @@ class Source:
     def _measure(self, piece: LabelledPiece, first: int) -> Batch:
         """A forward pass over some examples, which are numbered from `first` on."""
         task, labels = self.task, piece.labels
-        kind = self.choice.of(labels.form, task.likelihood)
+        kind = self._choose_kind(labels.form)
         self.tracer.probes = kind.count(labels.form, labels.likelihood) > 1
         tape = self.tracer.trace(piece.inputs)
         self._refuse_other_rules()
@@ -124,6 +124,15 @@ class Source:
         )
         masked = ~task.likelihood.labelled(labels.y).all(1) if piece.ignored else None
         return Batch(tape=tape, view=view, kind=kind, masked=masked, step=self._step(tape))
+
+    def _choose_kind(self, form: Form) -> CurvatureKind:
+        """The kind of curvature for a batch; begin again where earlier batches were measured in another."""
+        earlier, self.choice = self.choice, self.choice.after(form, self.task.likelihood)
+        kind = self.choice.kind
+        assert not isinstance(kind, Auto | Hessian)
+        if earlier.auto and kind != earlier.kind:
+            raise PassRestart(f"curvature='auto': {self.choice.reason}, which was seen")
+        return kind
 
     def _refuse_other_rules(self) -> None:
         """Begin again where a weight turned out to need the generic rule after batches were measured otherwise."""
