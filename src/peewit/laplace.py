@@ -284,8 +284,9 @@ class Laplace:
             A new `Laplace`, whose `linear_mode` is what was found, and whose `trace` is None.
 
         Raises:
-            PeewitError: `tolerance` or `steps` is not positive, the data has another number of examples than that of
-                the fit, or the network has changed since the fit.
+            PeewitError: `tolerance` or `steps` is not positive, or the data has another number of examples than that of
+                the fit.
+            MismatchError: The network has changed since the fit.
             NotFiniteError: The data, or the network's outputs, hold NaN or Inf.
 
         Warns:
@@ -467,8 +468,9 @@ class Laplace:
 
         Raises:
             PeewitError: `joint` and `variance_only` are both given, `joint` or `create_graph` is asked of more than 256
-                outputs per example, `x` has no examples or does not require gradients with `create_graph`, the
-                posterior has no linear mode and `at` asks for it, or the network has changed since the fit.
+                outputs per example, `x` has no examples or does not require gradients with `create_graph`, or the
+                posterior has no linear mode and `at` asks for it.
+            MismatchError: The network has changed since the fit.
             ArgumentTypeError: `x` holds no tensors, or `generator` is no torch.Generator.
             NotFiniteError: `x`, the outputs or their covariance hold NaN or Inf.
 
@@ -514,8 +516,9 @@ class Laplace:
             Outputs (S, B, ...), S draws.
 
         Raises:
-            PeewitError: `samples` is no positive whole number, `x` has no examples, the posterior has no linear mode
-                and `at` asks for it, or the network has changed since the fit.
+            PeewitError: `samples` is no positive whole number, `x` has no examples, or the posterior has no linear mode
+                and `at` asks for it.
+            MismatchError: The network has changed since the fit.
             ArgumentTypeError: `x` holds no tensors, or `generator` is no torch.Generator.
             NotFiniteError: `x` or the outputs hold NaN or Inf.
 
@@ -564,8 +567,9 @@ class Laplace:
 
         Raises:
             PeewitError: A name is unknown or is not for this likelihood and method, options exclude each other, `joint`
-                or `create_graph` is asked of more than 256 outputs per example, `x` has no examples, the posterior has
-                no linear mode and `at` asks for it, or the network has changed since the fit.
+                or `create_graph` is asked of more than 256 outputs per example, `x` has no examples, or the posterior
+                has no linear mode and `at` asks for it.
+            MismatchError: The network has changed since the fit.
             ArgumentTypeError: `x` holds no tensors, or `generator` is no torch.Generator.
             NotFiniteError: `x`, the outputs or their covariance hold NaN or Inf.
 
@@ -613,8 +617,8 @@ class Laplace:
             A `pw.Diagnosis`.
 
         Raises:
-            PeewitError: The data is a one-shot iterator or has another number of examples than that of the fit, or the
-                network has changed since the fit.
+            PeewitError: The data is a one-shot iterator or has another number of examples than that of the fit.
+            MismatchError: The network has changed since the fit.
             NotFiniteError: The data, or the network's outputs, hold NaN or Inf.
 
         Warns:
@@ -639,8 +643,9 @@ class Laplace:
             A new `Laplace`, whose `trace` and `linear_mode` are None.
 
         Raises:
-            PeewitError: The data has no examples, its targets do not fit the outputs, it uses weights that the prior
-                has no precision for, or the network has changed since the fit.
+            PeewitError: The data has no examples, its targets do not fit the outputs, or it uses weights that the prior
+                has no precision for.
+            MismatchError: The network has changed since the fit.
             ArgumentTypeError: The data has the wrong type.
             NotFiniteError: The data, or the network's outputs, hold NaN or Inf.
 
@@ -688,7 +693,8 @@ class Laplace:
             path: The file; one that exists is replaced.
 
         Raises:
-            PeewitError: The posterior holds what files cannot, or the network has changed since the fit.
+            PeewitError: The posterior holds what files cannot.
+            MismatchError: The network has changed since the fit.
             OSError: The file cannot be written.
 
         Example:

@@ -318,7 +318,7 @@ def test_options_and_batches_of_an_update() -> None:
     assert_close(la.update(second), made, moved(case.x))
     with torch.no_grad():
         next(la.model.parameters()).add_(1)
-    with pytest.raises(ValueError, match="no longer those it was fitted with"):
+    with pytest.raises(pw.MismatchError, match="no longer those it was fitted with"):
         la.update(second)
 
 
@@ -405,7 +405,7 @@ def test_between_devices(name: str, structure: str, tmp_path: Path) -> None:
     )
     la.model.cpu()
     assert relative(la.to("cpu").functional(case.x).cov, expected) < 1e-9
-    with pytest.raises(ValueError, match="dtype or device are no longer those"):
+    with pytest.raises(pw.MismatchError, match="dtype or device are no longer those"):
         la.functional(case.x)
 
 

@@ -87,7 +87,8 @@ def evaluate(
 
     Raises:
         PeewitError: A name is unknown, a baseline lacks what it needs, options exclude each other, the data has no
-            examples, its targets do not fit, or the network has changed since the fit.
+            examples, or its targets do not fit.
+        MismatchError: The network has changed since the fit.
         ArgumentTypeError: An argument has the wrong type, or targets are class probabilities.
 
     Example:

@@ -81,8 +81,8 @@ def curvature_matrices(
 
     Raises:
         ArgumentTypeError: `la` is no posterior.
-        PeewitError: `most` is no positive whole number, `data` is a one-shot iterator, or the network has changed since
-            the fit.
+        PeewitError: `most` is no positive whole number, or `data` is a one-shot iterator.
+        MismatchError: The network has changed since the fit.
 
     Example:
         >>> pw.figures.curvature_matrices(la, (x, y)).hessian.shape == (la.D, la.D)
@@ -364,8 +364,8 @@ def approximations(
 
     Raises:
         ArgumentTypeError: `la` is no posterior.
-        PeewitError: The posterior is over single elements, the weight is not known or too large, or the network has
-            changed since the fit.
+        PeewitError: The posterior is over single elements, or the weight is not known or too large.
+        MismatchError: The network has changed since the fit.
 
     Example:
         >>> found = pw.figures.approximations(la, (x, y))

@@ -154,7 +154,8 @@ def landscape(
     Raises:
         ArgumentTypeError: `la` is no posterior.
         PeewitError: An argument is none of the above, `directions` has another shape, is not finite or has a row of
-            zeros, there are more directions than weights, or the network has changed since the fit.
+            zeros, or there are more directions than weights.
+        MismatchError: The network has changed since the fit.
 
     Example:
         >>> plane = pw.figures.landscape(la, (x, y), directions="random", dimensions=1, points=11)

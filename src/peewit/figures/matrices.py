@@ -112,8 +112,9 @@ def hessian_blocks(
 
     Raises:
         ArgumentTypeError: `source` is neither a posterior nor a `CurvatureMatrices`.
-        PeewitError: `data` is missing or a one-shot iterator, `most` is no positive whole number, arguments stand
-            beside a `CurvatureMatrices`, or the network has changed since the fit.
+        PeewitError: `data` is missing or a one-shot iterator, `most` is no positive whole number, or arguments stand
+            beside a `CurvatureMatrices`.
+        MismatchError: The network has changed since the fit.
 
     Example:
         >>> [trace.name for trace in pw.figures.hessian_blocks(la, (x, y), most=20).data]
@@ -308,8 +309,9 @@ def block_approximations(
 
     Raises:
         ArgumentTypeError: `source` is neither a posterior nor an `Approximations`.
-        PeewitError: `data` is missing, the posterior is over single elements, the weight is not known or too large,
-            arguments stand beside an `Approximations`, or the network has changed since the fit.
+        PeewitError: `data` is missing, the posterior is over single elements, the weight is not known or too large, or
+            arguments stand beside an `Approximations`.
+        MismatchError: The network has changed since the fit.
 
     Example:
         >>> pw.figures.block_approximations(la, (x, y), "0.weight").layout.meta["title"]

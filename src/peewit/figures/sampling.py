@@ -98,8 +98,8 @@ def prediction_draws(
 
     Raises:
         ArgumentTypeError: `la` is no posterior, or `x` holds no tensors.
-        PeewitError: `method` is not known, `samples` is no positive whole number, the likelihood is another one, or the
-            network has changed since the fit.
+        PeewitError: `method` is not known, `samples` is no positive whole number, or the likelihood is another one.
+        MismatchError: The network has changed since the fit.
 
     Example:
         >>> pw.figures.prediction_draws(line, t, samples=8, method="sampled").averages.shape

@@ -31,7 +31,9 @@ class ArgumentTypeError(PeewitError, TypeError):
 
 
 class MismatchError(PeewitError):
-    """A saved file is sound, but not for this network or this version of the library.
+    """The network is not the one that was fitted, or a saved file needs another likelihood or version.
+
+    A posterior belongs to a network with its weights, buffers, dtype and device. Fit again after further training.
 
     Example:
         >>> import tempfile

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..likelihoods import Form
 from ..messages.arguments import refuse_inputs
-from ..messages.errors import PeewitError
+from ..messages.errors import MismatchError, PeewitError
 from ..network.failures import refuse_axes
 from ..network.isolation import isolated
 from ..network.nests import Inputs, count, map_tensors, take
@@ -139,7 +139,7 @@ class Network:
 def network_of(state: PosteriorState, memory: float | None, progress: bool = False) -> Network:
     """The network of a posterior, ready for a question; refused where it has changed since the fit."""
     if not state.identity.is_same(state.model):
-        raise PeewitError(
+        raise MismatchError(
             "The network's weights or buffers, their dtype or device are no longer those it was fitted with; "
             "fit again, or restore them."
         )
