@@ -87,8 +87,13 @@ class Task:
     half: Half  # on "choose" defaults are chosen, on "confirm" they are confirmed
     splits: int
     reduced: bool  # whether it is part of the reduced run
-    make: Callable[[Task, Path | None, range, torch.device], Iterator[Case]]
+    make: Make
+    make_small: Make | None = None  # with fewer examples, for the reduced run
 
-    def cases(self, data: Path | None, splits: range, device: torch.device) -> Iterator[Case]:
+    def cases(self, data: Path | None, splits: range, device: torch.device, reduced: bool = False) -> Iterator[Case]:
         """Networks are trained for all splits at once where that is faster."""
-        return self.make(self, data, splits, device)
+        make = self.make_small if reduced and self.make_small is not None else self.make
+        return make(self, data, splits, device)
+
+
+Make = Callable[[Task, Path | None, range, torch.device], Iterator[Case]]

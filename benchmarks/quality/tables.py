@@ -11,7 +11,8 @@ import sklearn.datasets
 import torch
 from torch import Tensor, nn
 
-from benchmarks.quality.cases import DROPOUT, MEMBERS, Case, Networks, Parts, Task, Training
+from benchmarks.quality.cases import DROPOUT, MEMBERS, Case, Make, Networks, Parts, Task, Training
+from benchmarks.quality.reading import folder
 from benchmarks.quality.training import Recipe, train_perceptrons
 
 Table = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # inputs, targets, (splits, N) booleans: what is tested
@@ -63,15 +64,7 @@ def uci_classes(name: str) -> Callable[[Path | None], Table]:
     return read
 
 
-def folder(data: Path | None) -> Path:
-    if data is None:
-        raise SystemExit("This task needs --data DIR, or PEEWIT_DATA.")
-    return data
-
-
-def table(
-    name: str, read: Callable[[Path | None], Table]
-) -> Callable[[Task, Path | None, range, torch.device], Iterator[Case]]:
+def table(name: str, read: Callable[[Path | None], Table]) -> Make:
     """Cases of a table: all splits are trained at once, with all data and with a part of them left out."""
 
     def make(task: Task, data: Path | None, splits: range, device: torch.device) -> Iterator[Case]:

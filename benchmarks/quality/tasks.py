@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.quality.cases import Half, Likelihood, Task
+from benchmarks.quality.cases import Half, Likelihood, Make, Task
+from benchmarks.quality.images import SMALL, cifar, greys
 from benchmarks.quality.tables import shipped, table, uci, uci_classes
 
 
@@ -17,6 +18,19 @@ def of_table(
         splits=splits,
         reduced=reduced,
         make=table(name, read),  # type: ignore[arg-type]
+    )
+
+
+def of_images(name: str, half: Half, make: Make, splits: int = 3, small: Make | None = None) -> Task:
+    return Task(
+        name=name,
+        likelihood="classification",
+        kind="image",
+        half=half,
+        splits=splits,
+        reduced=small is not None,
+        make=make,
+        make_small=small,
     )
 
 
@@ -39,5 +53,12 @@ TASKS = [
     of_table("power", "regression", "confirm", uci("power"), splits=5),
     of_table("red wine", "regression", "confirm", uci("wine")),
     of_table("protein", "regression", "confirm", uci("protein"), splits=5),
+    of_images("fashion mlp", "choose", greys("fashion_mnist", "mlp"), small=greys("fashion_mnist", "mlp", SMALL)),
+    of_images("mnist cnn", "choose", greys("mnist", "cnn")),
+    of_images("cifar10 resnet20", "choose", cifar("resnet20")),
+    of_images("cifar10 resnet20 50k", "choose", cifar("resnet20", train=50_000), splits=1),
+    of_images("mnist mlp", "confirm", greys("mnist", "mlp")),
+    of_images("fashion cnn", "confirm", greys("fashion_mnist", "cnn")),
+    of_images("cifar10 resnet56", "confirm", cifar("resnet56")),
 ]
 BY_NAME = {task.name: task for task in TASKS}
