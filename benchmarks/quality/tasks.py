@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.quality.cases import Half, Likelihood, Make, Task
 from benchmarks.quality.images import SMALL, cifar, greys
 from benchmarks.quality.tables import shipped, table, uci, uci_classes
+from benchmarks.quality.text import sentences
 
 
 def of_table(
@@ -18,6 +19,12 @@ def of_table(
         splits=splits,
         reduced=reduced,
         make=table(name, read),  # type: ignore[arg-type]
+    )
+
+
+def of_text(name: str, half: Half) -> Task:
+    return Task(
+        name=name, likelihood="classification", kind="text", half=half, splits=3, reduced=False, make=sentences(name)
     )
 
 
@@ -57,8 +64,11 @@ TASKS = [
     of_images("mnist cnn", "choose", greys("mnist", "cnn")),
     of_images("cifar10 resnet20", "choose", cifar("resnet20")),
     of_images("cifar10 resnet20 50k", "choose", cifar("resnet20", train=50_000), splits=1),
+    of_text("trec", "choose"),
     of_images("mnist mlp", "confirm", greys("mnist", "mlp")),
     of_images("fashion cnn", "confirm", greys("fashion_mnist", "cnn")),
     of_images("cifar10 resnet56", "confirm", cifar("resnet56")),
+    of_text("sst2", "confirm"),
+    of_text("subj", "confirm"),
 ]
 BY_NAME = {task.name: task for task in TASKS}
