@@ -1,8 +1,7 @@
-"""Training: many small networks at once, each on its own examples, and single networks on a device."""
+"""Training many perceptrons at once, each on its own examples."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -131,39 +130,6 @@ def train_perceptrons(
     last = [value.detach() for value in stack.parameters]
     everyone = range(len(train))
     return [stack.network(k, kept) for k in everyone], [stack.network(k, last) for k in everyone]
-
-
-def train_network(
-    model: nn.Module,
-    train: Examples,
-    stop: Examples,
-    likelihood: Likelihood,
-    *,
-    epochs: int,
-    batch: int,
-    rate: float,
-    seed: int,
-) -> tuple[nn.Module, nn.Module]:
-    """Train one network by Adam with a falling rate: where the stopping data are fitted best, and after all epochs."""
-    x, y = train
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-    steps = epochs * math.ceil(len(x) / batch)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    best, kept = math.inf, copy.deepcopy(model)
-    torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(epochs):
-        model.train()
-        for rows in torch.randperm(len(x), generator=generator).to(x.device).split(batch):
-            optimizer.zero_grad()
-            loss = losses(model(x[rows])[None], y[rows][None], likelihood).mean()
-            torch.autograd.backward([loss])
-            optimizer.step()
-            schedule.step()
-        value = float(losses(outputs_of(model, stop[0])[None], stop[1][None], likelihood).mean())
-        if value < best:
-            best, kept = value, copy.deepcopy(model)
-    return kept.eval(), model.eval()
 
 
 def outputs_of(model: nn.Module, x: Tensor, batch: int = 2048) -> Tensor:
