@@ -46,7 +46,7 @@ def comparison(model: Any = None, several: Any = None, allowed: Bounds = EXACT, 
     tracer: Any = model
     if isinstance(model, nn.Module):
         tracer = Tracer(model, tuple(name for name, _ in model.named_parameters()), BUDGET)
-    made = Comparison(tracer=tracer, every=several, several=several, allowed=allowed, tape=known.pop("tape", None))
+    made = Comparison(tracer=tracer, batch=several, several=several, allowed=allowed, tape=known.pop("tape", None))
     made.plain = PlainDerivatives(
         model=getattr(tracer, "model", None) or nn.Identity(),
         parameters=getattr(tracer, "parameters", {}),
@@ -177,7 +177,7 @@ def test_examples_that_are_compared(
     verify(tracer, "all", tape)  # type: ignore[arg-type]
     (given,) = asked
     several, kept = given["several"], given["tape"]
-    assert given["tracer"] is tracer and given["every"] == "all" and given["allowed"] == EXACT
+    assert given["tracer"] is tracer and given["batch"] == "all" and given["allowed"] == EXACT
     assert (kept is tape) is served and (served or kept is None)
     assert not several["x"].requires_grad
     assert several["x"].flatten().tolist() == ([1.0] * 4 if examples == 1 else [*range(1, 1 + examples)])
@@ -242,7 +242,7 @@ def outcome_of(
         each = left.pop(0)
         return each() if callable(each) else each
 
-    monkeypatch.setattr(Comparison, "_seen", next_seen)
+    monkeypatch.setattr(Comparison, "_compare", next_seen)
     monkeypatch.setattr(PlainDerivatives, "is_repeatable", lambda self, bound: bound >= repeatable)
     monkeypatch.setattr(Comparison, "_step_back", lambda self, *given: done.append(given))
     made = comparison(bent(), at(*X[:4]), HALVES) if made is None else made
@@ -282,11 +282,11 @@ def test_examples_with_equal_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome_of(monkeypatch, alike) == (AGREE, [])
     x = at(X[0], X[0], X[0], X[1], X[2])
     made = comparison(bent(), x[:4], HALVES, tape="first")
-    made.every = x
+    made.batch = x
     assert outcome_of(monkeypatch, RIGHT, made=made) == (AGREE, [])
     words, (second,) = outcome_of(monkeypatch, alike, RIGHT._replace(alone=False), made=made)
     assert words == AGREE.replace(" and alone", "")
-    assert torch.equal(second.every, x[[0, 3, 3, 0]]) and torch.equal(second.several, x[[0, 3, 3, 0]])
+    assert torch.equal(second.batch, x[[0, 3, 3, 0]]) and torch.equal(second.several, x[[0, 3, 3, 0]])
     assert second.tape is None and second.allowed is HALVES and second.tracer is made.tracer
 
 
@@ -547,7 +547,7 @@ def seen_of(
         return ["wrong"], ["faint"]
 
     made._judge = judged
-    return made._seen(), stand_in(made=made, taped=tape or taped, alone=one, given=given)
+    return made._compare(), stand_in(made=made, taped=tape or taped, alone=one, given=given)
 
 
 def test_what_a_comparison_shows() -> None:
@@ -903,7 +903,7 @@ def stepped_back(
         asked.append(tape)
         return bool(pulled)
 
-    made._pulled = pull
+    made._pulls_alike = pull
     made._step_back([*wrong], vectorised)
     assert len(asked) == (pulled is not None) and tracer.learner.knowledge.corrections[0] == "before"
     return tracer.learner.knowledge, tracer.learner.knowledge.corrections[1:]
@@ -956,4 +956,4 @@ def test_several_probes_at_once(together: Any, apart: Any, right: bool) -> None:
         return [None if each is None else at(each) for each in apart[place]]
 
     tape = stand_in(direct=[stand_in(edge="use")], lifts=[stand_in(edge="lift")], output="output", pull_back=pulled)
-    assert comparison(probes=probes, allowed=HALVES)._pulled(tape) is right
+    assert comparison(probes=probes, allowed=HALVES)._pulls_alike(tape) is right

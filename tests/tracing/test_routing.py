@@ -186,7 +186,7 @@ def test_a_batch_takes_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["switch_masks", "first_token", "routed_ignoring"])
 def test_without_scaled_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where gradients cannot be scaled exactly, which examples reach a row tells the same."""
-    monkeypatch.setattr(routing.Routing, "_scaled", lambda *args: False)
+    monkeypatch.setattr(routing.Routing, "_find_by_scale", lambda *args: False)
     case = table(name)
     la = case.fit(pw.Kron("reduce"))
     index = case.index(la)

@@ -897,7 +897,7 @@ def test_shares_of_small_gradients(
     monkeypatch.setattr(Push, "_pull", lambda self, inputs: (normal(4, 2).to(dtype), gradients))
     monkeypatch.setattr(Push, "_by", lambda *given: None)
     asked: list[list[float]] = []
-    monkeypatch.setattr(Push, "_drawn", lambda self, number, scales, generator: asked.append(scales) or normal(3, 14))
+    monkeypatch.setattr(Push, "_draw", lambda self, number, scales, generator: asked.append(scales) or normal(3, 14))
     assert not push_of(Scaled().to(DEVICE))._agrees(0, normal(4, 3))
     assert asked[0] == pytest.approx([1.0, scale, 1000.0 if dtype == torch.float64 else scale], rel=1e-12)
 
@@ -912,7 +912,7 @@ def test_how_far_ways_may_be_apart(error: float, agrees: bool, monkeypatch: pyte
     pushed[2, 1] = error * (1e-7 * 2.0 * math.sqrt(3))
     monkeypatch.setattr(Push, "_probe", lambda self, output: torch.ones_like(output))
     monkeypatch.setattr(Push, "_pull", lambda self, inputs: (output, gradients))
-    monkeypatch.setattr(Push, "_drawn", lambda self, number, *given: torch.zeros(number, 14))
+    monkeypatch.setattr(Push, "_draw", lambda self, number, *given: torch.zeros(number, 14))
     monkeypatch.setattr(Push, "_by", lambda self, way, inputs, v, names: (output, pushed.expand(len(v), 4, 2)))
     for way in range(forward_mode.ROWS):
         assert push._agrees(way, normal(4, 3)) is agrees

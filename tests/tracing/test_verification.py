@@ -399,12 +399,12 @@ def test_examples_that_meet_where_the_others_are_alike(dtype: torch.dtype) -> No
 
 def test_a_wrong_batching_of_probes_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where many probes pulled back at once come out wrong, they go one by one, and rules stay as they are."""
-    own = Tape._mapped
+    own = Tape._map_probes
 
     def wrong(self: Tape, *args: Any) -> list[Any]:
         return [None if each is None else each.flip(0) for each in own(self, *args)]
 
-    monkeypatch.setattr(Tape, "_mapped", wrong)
+    monkeypatch.setattr(Tape, "_map_probes", wrong)
     la = exactly_right(simple())
     assert not la.state.knowledge.batched
     assert {row.rule for row in la.coverage()} == {"linear"}

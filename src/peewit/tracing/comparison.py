@@ -34,14 +34,14 @@ COPIES = 14  # of a weight, held at the same time
 
 def first_other(inputs: Inputs) -> int:
     """The number of the first example that is not equal to the first; 0 where there is none."""
-    differ = [(each != each[:1]).reshape(len(each), -1).any(1) for each in tensors(inputs)]
+    differ = [(tensor != tensor[:1]).reshape(len(tensor), -1).any(1) for tensor in tensors(inputs)]
     return int(torch.stack(differ).any(0).int().argmax())
 
 
 def unlike(inputs: Inputs) -> Inputs | None:
     """The first example beside the first that is not equal to it, and they again; None where it is the second."""
-    place = first_other(inputs)
-    return None if place < 2 else map_tensors(lambda tensor: tensor[[0, place, place, 0]].detach(), inputs)
+    example = first_other(inputs)
+    return None if example < 2 else map_tensors(lambda tensor: tensor[[0, example, example, 0]].detach(), inputs)
 
 
 class ComparisonResult(NamedTuple):
@@ -60,7 +60,7 @@ class Comparison:
     """A network's derivatives at some examples, as the rules have them and as torch alone has them."""
 
     tracer: Tracer
-    every: Inputs  # all that there are
+    batch: Inputs  # all that there are
     several: Inputs  # four examples or six, of which the first two are compared
     allowed: Bounds
     tape: Tape | None  # of these, where it serves for the first comparison
@@ -72,25 +72,27 @@ class Comparison:
         self._refuse_kept()
         for _ in range(len(self.tracer.names) + 4):
             vectorised = self.tracer.learner.knowledge.vectorised
-            seen = self._seen()
-            if (seen.alike or not seen.finite) and (several := unlike(self.every)) is not None:
-                return replace(self, every=several, several=several, tape=None).outcome()
+            seen = self._compare()
+            if (seen.alike or not seen.finite) and (several := unlike(self.batch)) is not None:
+                return replace(self, batch=several, several=several, tape=None).outcome()
             if not seen.finite:
                 return "nothing, since the network's output was not finite"  # said elsewhere, with the examples
             if (seen.coupled or seen.wrong) and self._is_rounding():
-                equal = EQUAL if not first_other(self.every) else ""
+                equal = EQUAL if not first_other(self.batch) else ""
                 return f"nothing, since the network's output was zero but for rounding{equal}"
             if seen.coupled and self.plain.is_repeatable(self.allowed.output):
                 raise PeewitError(f"One input has another output in another batch: {DEPENDENT}")
             if not seen.wrong:
                 break
-            if seen.coupled or not self.plain.is_repeatable(self.allowed.own):
+            if seen.coupled or not self.plain.is_repeatable(self.allowed.relative):
                 return "nothing, since the network's output is not the same for the same inputs"
             self._step_back(seen.wrong, vectorised)
         where = "in a batch and alone" if seen.alone else "in a batch"
-        words = f"derivatives of {EXAMPLES} examples, {where}, agree with plain reverse mode to {self.allowed.own:.0e}"
+        words = (
+            f"derivatives of {EXAMPLES} examples, {where}, agree with plain reverse mode to {self.allowed.relative:.0e}"
+        )
         words += f"; too small there to tell: {first_names(seen.faint)}" if seen.faint else ""
-        return words + (EQUAL if seen.alike and not first_other(self.every) else "")
+        return words + (EQUAL if seen.alike and not first_other(self.batch) else "")
 
     def _refuse_kept(self) -> None:
         """Tensors that the network made of the selected weights and keeps, and takes for its output, do not follow."""
@@ -151,10 +153,10 @@ class Comparison:
         """Of the weights, as many at a time as fit the budget."""
         starts: list[int] = []
         room = 0
-        for place, parameter in enumerate(self.tracer.selected):
+        for number, parameter in enumerate(self.tracer.selected):
             size = COPIES * parameter.numel() * self.tracer.dtype.itemsize
             if not starts or size > room:
-                starts.append(place)
+                starts.append(number)
                 room = self.tracer.budget.bytes
             room -= size
         return [slice(*ends) for ends in itertools.pairwise([*starts, len(self.tracer.selected)])]
@@ -164,24 +166,24 @@ class Comparison:
         """Plain gradients of all weights, where they fit the budget together."""
         return self.plain.inside(self.tracer.selected[self.groups[0]])
 
-    def _seen(self) -> ComparisonResult:
+    def _compare(self) -> ComparisonResult:
         """One comparison; the first example is looked at alone too. The device is waited for once."""
         inside, probes = self.plain.output.detach(), self.plain.probes
         tape = self.tracer.trace(self.inputs) if self.tape is None else self.tape
         self.tape = None  # the next one follows what was learnt
         alone = self._alone()
-        found = [tape.pull(torch.cat([probes] * (tape.examples // EXAMPLES), 1))]
-        found += [] if alone is None else [alone.pull(probes[:, :1])]
+        jacobians = [tape.pull(torch.cat([probes] * (tape.examples // EXAMPLES), 1))]
+        jacobians += [] if alone is None else [alone.pull(probes[:, :1])]
         others = [inside[1]]
         if self.beside.shape == inside.shape:  # else lengths follow the batch
             others += [self.beside[0], *(each.output[0].detach() for each in (alone,) if each is not None)]
         with torch.no_grad():
             sizes = [torch.linalg.vector_norm(inside, math.inf), *(torch.dist(inside[0], o, math.inf) for o in others)]
-            norms = torch.cat([self._norms(found, group) for group in self.groups], -1)
+            norms = torch.cat([self._norms(jacobians, group) for group in self.groups], -1)
             shown = torch.cat([torch.stack(sizes).double(), norms.flatten()]).cpu()
         (largest, gap, *gaps), norms = shown[: len(sizes)].tolist(), shown[len(sizes) :].reshape(norms.shape)
         # The same kernels give the same numbers, whatever the other is; for a batch of another size they may not.
-        limits = [bound * largest for bound in (self.allowed.output, ROUGH.own)[: len(gaps)]]
+        limits = [bound * largest for bound in (self.allowed.output, ROUGH.relative)[: len(gaps)]]
         coupled = any(not gap <= limit for gap, limit in zip(gaps, limits, strict=True))
         if coupled and math.isfinite(largest):  # what is left where numbers cancel may be rounding, even in float64
             coupled = any(
@@ -196,14 +198,14 @@ class Comparison:
         """Whether nothing is left of the outputs but rounding of what cancels in them. Zeros cancel nothing."""
         return float(self.plain.output.detach().abs().max()) <= self.plain.last_digits > 0
 
-    def _norms(self, found: list[dict[WeightRange, Matrix | Explicit]], group: slice) -> Tensor:
+    def _norms(self, jacobians: list[dict[WeightRange, Matrix | Explicit]], group: slice) -> Tensor:
         """(3, examples, weights): of differences, of derivatives by the rules, in a batch and alone, of plain ones."""
         plain = self._kept if len(self.groups) == 1 else self.plain.inside(self.tracer.selected[group])
         number = len(plain) // EXAMPLES
-        plain = plain + plain[: number * (len(found) - 1)]
-        ours = self._rows(found[0], group, EXAMPLES)
-        ours += [row for alone in found[1:] for row in self._rows(alone, group, 1)]
-        return stacked_norms([*torch._foreach_sub(ours, plain), *ours, *plain]).reshape(3, -1, number)
+        plain = plain + plain[: number * (len(jacobians) - 1)]
+        rows = self._rows(jacobians[0], group, EXAMPLES)
+        rows += [row for alone in jacobians[1:] for row in self._rows(alone, group, 1)]
+        return stacked_norms([*torch._foreach_sub(rows, plain), *rows, *plain]).reshape(3, -1, number)
 
     def _judge(self, differences: Tensor, sizes: Tensor) -> tuple[list[str], list[str]]:
         """Weights whose differences (examples, weights) are beyond rounding, and those whose derivatives are not.
@@ -213,12 +215,12 @@ class Comparison:
         """
         finite = torch.isfinite(sizes)  # what is not is said elsewhere, with the weights
         unit = torch.where(finite, sizes, 0.0).amax(1, keepdim=True)
-        allowed = self.allowed.own * sizes + self.allowed.largest * unit
+        allowed = self.allowed.relative * sizes + self.allowed.largest * unit
         if bool((differences > allowed).any()):
-            allowed = allowed.maximum(self.allowed.own * sizes + self.allowed.largest * self.plain.cancelling())
+            allowed = allowed.maximum(self.allowed.relative * sizes + self.allowed.largest * self.plain.cancelling())
         suspected = (differences > allowed).any(0).nonzero().flatten().tolist()
         if suspected:
-            names = [[*self.tracer.parameters][place] for place in suspected]
+            names = [[*self.tracer.parameters][number] for number in suspected]
             noise = self.plain.shifts(names) if self.allowed is EXACT else self.plain.noise(names)
             allowed[:, suspected] = allowed[:, suspected].maximum(NOISE * noise)
         off, small = (differences > allowed).any(0).tolist(), (finite & (sizes <= allowed)).all(0).tolist()
@@ -226,26 +228,26 @@ class Comparison:
         faint = [name for name, each in zip(names, small, strict=True) if each and name in used]
         return [name for name, each in zip(names, off, strict=True) if each], faint
 
-    def _rows(self, found: dict[WeightRange, Matrix | Explicit], group: slice, examples: int) -> list[Tensor]:
+    def _rows(self, jacobians: dict[WeightRange, Matrix | Explicit], group: slice, examples: int) -> list[Tensor]:
         """Flat derivatives of one example's output after the other: the combination of probes, from all ranges."""
-        sizes = {name: own.numel() for name, own in [*self.tracer.parameters.items()][group]}
-        parts = [part for part in found if part.name in sizes]
-        by_probe = [found[part].rows(slice(0, examples)).unbind() for part in parts]
+        sizes = {name: parameter.numel() for name, parameter in [*self.tracer.parameters.items()][group]}
+        parts = [part for part in jacobians if part.name in sizes]
+        by_probe = [jacobians[part].rows(slice(0, examples)).unbind() for part in parts]
         pieces = torch._foreach_add(*zip(*by_probe, strict=True), alpha=SHARE) if parts else ()
-        made: dict[str, Tensor] = {}
+        by_name: dict[str, Tensor] = {}
         for part, piece in zip(parts, pieces, strict=True):
             if part.stop - part.start != sizes[part.name]:
                 piece = torch.nn.functional.pad(piece, (part.start, sizes[part.name] - part.stop))
-            made[part.name] = made[part.name] + piece if part.name in made else piece
+            by_name[part.name] = by_name[part.name] + piece if part.name in by_name else piece
         zeros = self.plain.probes.new_zeros((), dtype=self.tracer.dtype)
-        rows = [made[name] if name in made else zeros.expand(examples, size) for name, size in sizes.items()]
+        rows = [by_name[name] if name in by_name else zeros.expand(examples, size) for name, size in sizes.items()]
         return [row for example in zip(*(each.unbind() for each in rows), strict=True) for row in example]
 
     def _step_back(self, wrong: list[str], vectorised: bool) -> None:
         """Take the next slower way for weights whose derivatives are wrong; the generic ones were `vectorised`."""
         learner, known = self.tracer.learner, self.tracer.learner.knowledge
         recorded = [name for name in wrong if name not in known.generic]
-        if recorded and known.batched and not self._pulled(self.tracer.trace(self.inputs)):
+        if recorded and known.batched and not self._pulls_alike(self.tracer.trace(self.inputs)):
             learner.learn(batched=False)
             correction = "probes of the Jacobian go one by one, since several at once were off"
         elif recorded:
@@ -261,17 +263,17 @@ class Comparison:
             )
         learner.learn(corrections=(*known.corrections, correction))
 
-    def _pulled(self, tape: Tape) -> bool:
+    def _pulls_alike(self, tape: Tape) -> bool:
         """Whether several probes pulled back at once give what each gives by itself."""
         edges = [*(use.edge for use in tape.direct), *(lift.edge for lift in tape.lifts)]
         probes = self.plain.probes[:, :EXAMPLES]
-        made = tape.pull_back(tape.output, probes, edges)
-        for place, probe in enumerate(probes):
+        gradients = tape.pull_back(tape.output, probes, edges)
+        for number, probe in enumerate(probes):
             single = tape.pull_back(tape.output, probe[None], edges)
-            for ours, plain in zip(made, single, strict=True):
-                if ours is None or plain is None:
+            for gradient, plain in zip(gradients, single, strict=True):
+                if gradient is None or plain is None:
                     continue
-                if not bool((ours[place] - plain[0]).norm() <= self.allowed.own * plain.norm()):
+                if not bool((gradient[number] - plain[0]).norm() <= self.allowed.relative * plain.norm()):
                     return False
         return True
 

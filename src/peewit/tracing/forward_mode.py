@@ -36,11 +36,13 @@ TRIALS = 3  # vectors that a way is tried with
 FAINT = 1e-3  # of the largest gradient: smaller ones may be rounding
 
 
-def apply(found: Mapping[WeightRange, Piece], space: Space, vectors: Tensor) -> Tensor:
+def apply(jacobians: Mapping[WeightRange, Piece], space: Space, vectors: Tensor) -> Tensor:
     """`J v` for (S, D) -> (S, K, B), summed over the weights."""
     vectors = spread(vectors, space)
     pieces = [
-        jacobian.apply(vectors[:, space.place(part)]) for part, jacobian in found.items() if part.name in space.names
+        jacobian.apply(vectors[:, space.place(part)])
+        for part, jacobian in jacobians.items()
+        if part.name in space.names
     ]
     return torch.stack(pieces).sum(0)
 
@@ -50,10 +52,10 @@ def forward_mode(run: Callable[[Any], Tensor], weights: Any, tangents: Any) -> P
     return _forward(lambda: jvp(run, (weights,), (tangents,)))
 
 
-def _mapped(run: Run, weights: Weights, tangents: Weights) -> Pushed | None:
+def _map_vectors(run: Run, weights: Weights, tangents: Weights) -> Pushed | None:
     """The same for several vectors at once."""
     outs: Any = (None, 0)  # outputs depend on no vector
-    push = vmap(lambda own: jvp(run, (weights,), (own,)), out_dims=outs, randomness="same")
+    push = vmap(lambda vector: jvp(run, (weights,), (vector,)), out_dims=outs, randomness="same")
     return _forward(lambda: push(tangents))
 
 
@@ -64,12 +66,12 @@ def _forward(push: Callable[[], Any]) -> Pushed | None:
             warnings.filterwarnings("ignore", message="`torch.jit.script", category=category)
         warnings.filterwarnings("ignore", message="There is a performance drop")
         try:
-            made = push()
+            outputs = push()
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, NotImplementedError, ValueError):  # an operation without a forward formula, or vmap's own
             return None
-    return made[0], made[1]
+    return outputs[0], outputs[1]
 
 
 def double_backward(run: Run, weights: Weights, tangents: Weights) -> Pushed | None:
@@ -80,33 +82,37 @@ def double_backward(run: Run, weights: Weights, tangents: Weights) -> Pushed | N
             output = run(leaves)
             dummy = torch.zeros_like(output, requires_grad=True)
             pulled = torch.autograd.grad(output, list(leaves.values()), dummy, create_graph=True, allow_unused=True)
-            parts = [(own * tangents[name]).sum() for own, name in zip(pulled, leaves, strict=True) if own is not None]
+            parts = [
+                (gradient * tangents[name]).sum()
+                for gradient, name in zip(pulled, leaves, strict=True)
+                if gradient is not None
+            ]
             total = torch.stack(parts).sum() if parts else output.new_zeros(())
-            made = torch.autograd.grad(total, dummy)[0] if total.requires_grad else torch.zeros_like(output)
+            product = torch.autograd.grad(total, dummy)[0] if total.requires_grad else torch.zeros_like(output)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, NotImplementedError):  # no second derivative: another way is taken
             return None
-    return output.detach(), made.detach()
+    return output.detach(), product.detach()
 
 
 def _each(way: Callable[[Run, Weights, Weights], Pushed | None]) -> Callable[[Run, Weights, Weights], Pushed | None]:
     """A way for one vector as one for several, one after the other."""
 
-    def every(run: Run, weights: Weights, tangents: Weights) -> Pushed | None:
-        made, number = [], len(next(iter(tangents.values())))
-        for place in range(number):
-            one = way(run, weights, {name: own[place] for name, own in tangents.items()})
-            if one is None:
+    def repeat(run: Run, weights: Weights, tangents: Weights) -> Pushed | None:
+        pairs, number = [], len(next(iter(tangents.values())))
+        for row in range(number):
+            pair = way(run, weights, {name: tangent[row] for name, tangent in tangents.items()})
+            if pair is None:
                 return None
-            made.append(one)
-        return made[0][0], torch.stack([pushed for _, pushed in made])
+            pairs.append(pair)
+        return pairs[0][0], torch.stack([pushed for _, pushed in pairs])
 
-    return every
+    return repeat
 
 
 WAYS: tuple[Callable[[Run, Weights, Weights], Pushed | None], ...] = (
-    _mapped,
+    _map_vectors,
     _each(forward_mode),
     _each(double_backward),
 )
@@ -134,9 +140,9 @@ class Push:
         way = self.learner.knowledge.push.get(several)
         way = self._next(inputs, several, 0 if several else 1) if way is None else way
         while way < ROWS:
-            made = self._by(way, inputs, vectors, names)
-            if made is not None:
-                return made
+            pushed = self._by(way, inputs, vectors, names)
+            if pushed is not None:
+                return pushed
             way = self._next(inputs, several, way + 1)
         return self._rows(inputs, vectors)
 
@@ -154,11 +160,11 @@ class Push:
         weights = {name: self.model.get_parameter(name).detach() for name in chosen}
         pieces = unflatten(vectors, self.space)
         tangents = {name: pieces[name].to(weights[name].dtype) for name in chosen}
-        made = WAYS[way](
-            lambda given: call(self.learner.with_weights(self.model, given, inputs), inputs), weights, tangents
+        pushed = WAYS[way](
+            lambda tensors: call(self.learner.with_weights(self.model, tensors, inputs), inputs), weights, tangents
         )
         restore_buffers(self.model)
-        return made
+        return pushed
 
     def _agrees(self, way: int, inputs: Inputs) -> bool:
         """Whether `u^T (J v)` is `(J^T u)^T v`, for random u and v that have all tensors in the same proportion."""
@@ -173,19 +179,19 @@ class Push:
         bound = rounding(coarsest) * unit * math.sqrt(len(pulled))
         generator = torch.Generator("cpu").manual_seed(1)
         for number in (TRIALS,) if way == 0 else (1,) * TRIALS:  # the first way is for several vectors at once
-            v = self._drawn(number, scales.tolist(), generator).to(output.device, coarsest)
-            with self._repeated():
-                made = self._by(way, inputs, v, None)
-            if made is None:
+            v = self._draw(number, scales.tolist(), generator).to(output.device, coarsest)
+            with self._repeat_randomness():
+                pushed = self._by(way, inputs, v, None)
+            if pushed is None:
                 return False
-            forward = (made[1].double() * self._probe(output).double()).flatten(1).sum(1)
+            forward = (pushed[1].double() * self._probe(output).double()).flatten(1).sum(1)
             pieces = unflatten(v, self.space)
             shares = [pieces[name].reshape(number, -1).double() @ g.flatten().double() for name, g in pulled.items()]
             if not bool(((forward - torch.stack(shares).sum(0)).abs() <= bound).all()):
                 return False
         return True
 
-    def _drawn(self, number: int, scales: list[float], generator: torch.Generator) -> Tensor:
+    def _draw(self, number: int, scales: list[float], generator: torch.Generator) -> Tensor:
         """(S, D): normal numbers, times a scale for each tensor."""
         drawn = [
             scale * torch.randn(number, shape.numel(), generator=generator, dtype=torch.float32, device="cpu")
@@ -202,25 +208,25 @@ class Push:
 
     def _pull(self, inputs: Inputs) -> tuple[Tensor, Weights]:
         """Outputs, and `J^T u` as a tensor per weight, by the network's own backward pass."""
-        output, found = self._gradients(inputs)
+        output, gradients = self._gradients(inputs)
         filled = {
             name: torch.zeros_like(self.model.get_parameter(name)) if gradient is None else gradient
-            for name, gradient in zip(self.space.names, found, strict=True)
+            for name, gradient in zip(self.space.names, gradients, strict=True)
         }
         return output, filled
 
     def _gradients(self, inputs: Inputs) -> tuple[Tensor, list[Tensor | None]]:
         """The same; None for weights that the outputs do not depend on."""
         parameters = [self.model.get_parameter(name) for name in self.space.names]
-        with torch.enable_grad(), self._repeated():
+        with torch.enable_grad(), self._repeat_randomness():
             output = call(self.model, inputs)
-            found: Any = [None] * len(parameters)
+            gradients: Any = [None] * len(parameters)
             if output.requires_grad:
-                found = torch.autograd.grad(output, parameters, self._probe(output), allow_unused=True)
+                gradients = torch.autograd.grad(output, parameters, self._probe(output), allow_unused=True)
         restore_buffers(self.model)
-        return output.detach(), [None if each is None else each.to_dense() for each in found]
+        return output.detach(), [None if each is None else each.to_dense() for each in gradients]
 
-    def _repeated(self) -> Any:
+    def _repeat_randomness(self) -> Any:
         """Random numbers as they are now, and again afterwards: a network that draws some draws the same twice."""
         device = self.model.get_parameter(self.space.names[0]).device
         return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
@@ -234,14 +240,14 @@ class Push:
             output = tape.output
             number = output[0].numel()
             step = self.budget.count(3 * cost * len(output), number)
-            made = []
+            pieces = []
             for start in range(0, number if output.requires_grad else 0, step):
                 places = torch.arange(start, min(start + step, number), device=output.device)
                 chosen = torch.nn.functional.one_hot(places, number).to(output.dtype)
                 probes = chosen.reshape(-1, 1, *output.shape[1:]).expand(-1, *output.shape)
-                made.append(apply(tape.pull(probes), self.space, vectors.to(tape.dtype)).detach())
+                pieces.append(apply(tape.pull(probes), self.space, vectors.to(tape.dtype)).detach())
         output = output.detach()
-        if not made:
+        if not pieces:
             return output, output.new_zeros(len(vectors), *output.shape)
-        pushed = torch.cat(made, 1).transpose(1, 2)  # (S, B, numbers)
+        pushed = torch.cat(pieces, 1).transpose(1, 2)  # (S, B, numbers)
         return output, pushed.reshape(len(vectors), *output.shape).to(output.dtype)

@@ -59,13 +59,13 @@ def _map_examples(
     def one(example: Inputs, probes: Tensor) -> dict[str, Tensor]:
         pull: Any
         single = map_tensors(lambda tensor: tensor[None], example)
-        _, pull = vjp(lambda given: call(learner.with_weights(model, given, single), single)[0], weights)  # type: ignore[misc]  # with has_aux: 3
+        _, pull = vjp(lambda tensors: call(learner.with_weights(model, tensors, single), single)[0], weights)  # type: ignore[misc]  # with has_aux: 3
         rows: dict[str, Tensor] = vmap(lambda probe: pull(probe)[0])(probes)
         return rows
 
     size = sum(weight.numel() for weight in weights.values())
-    each = 3 * probes.shape[0] * size * probes.element_size()
-    step = budget.count(each, probes.shape[1], 0.5)
+    bytes_per_example = 3 * probes.shape[0] * size * probes.element_size()
+    step = budget.count(bytes_per_example, probes.shape[1], 0.5)
     rows = vmap(one, in_dims=(0, 1), out_dims=1, randomness="same", chunk_size=step)(inputs, probes)
     wide = torch.promote_types(probes.dtype, torch.float32)
     return {name: value.reshape(*value.shape[:2], -1).to(wide) for name, value in rows.items()}
@@ -75,7 +75,7 @@ def _one_by_one(
     model: nn.Module, inputs: Inputs, names: tuple[str, ...], probes: Tensor, create_graph: bool
 ) -> dict[str, Tensor]:
     parameters = [model.get_parameter(name) for name in names]
-    made: list[list[Tensor]] = [[] for _ in names]
+    jacobians: list[list[Tensor]] = [[] for _ in names]
     for example in range(probes.shape[1]):
         output = call(model, take(inputs, slice(example, example + 1)))[0]
         restore_buffers(model)
@@ -88,7 +88,7 @@ def _one_by_one(
                 )
             for row, parameter, gradient in zip(rows, parameters, gradients, strict=True):
                 row.append((torch.zeros_like(parameter) if gradient is None else gradient.to_dense()).flatten())
-        for own, row in zip(made, rows, strict=True):
-            own.append(torch.stack(row))
+        for jacobian, row in zip(jacobians, rows, strict=True):
+            jacobian.append(torch.stack(row))
     wide = torch.promote_types(probes.dtype, torch.float32)
-    return {name: torch.stack(own, 1).to(wide) for name, own in zip(names, made, strict=True)}
+    return {name: torch.stack(jacobian, 1).to(wide) for name, jacobian in zip(names, jacobians, strict=True)}

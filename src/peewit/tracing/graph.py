@@ -18,8 +18,8 @@ CUT = tuple(f"_saved_{name}" for name in ("start", "end", "step", "index", "spli
 
 def owners(nodes: Iterable[Any], names: dict[int, str]) -> set[str]:
     """Selected weights whose gradients are gathered at some of the nodes."""
-    found = (getattr(node, "variable", None) for node in nodes)
-    return {names[id(each)] for each in found if each is not None and id(each) in names}
+    variables = (getattr(node, "variable", None) for node in nodes)
+    return {names[id(variable)] for variable in variables if variable is not None and id(variable) in names}
 
 
 def find_unrecorded(output: Tensor, recording: Recording) -> tuple[set[str], dict[Any, None]]:
@@ -31,13 +31,13 @@ def find_unrecorded(output: Tensor, recording: Recording) -> tuple[set[str], dic
     """
     above = dict.fromkeys(walk([output.grad_fn], recording.aliases.__contains__))
     below = walk([lift.source.node for lift in recording.lifts], recording.aliases.__contains__)
-    found = owners(above, recording.names) | owners(below, recording.names)
+    names = owners(above, recording.names) | owners(below, recording.names)
     roots = [output.grad_fn, *(lift.source.node for lift in recording.lifts)]
     roots += [node for use in recording.uses for node in use.below]
     # At its own output a use is left, and entered again through its inputs.
     around = walk(roots, recording.outputs.__contains__)
-    found |= {name for node in around for name in recording.aliases.get(node, ())}
-    return found, above
+    names |= {name for node in around for name in recording.aliases.get(node, ())}
+    return names, above
 
 
 @cache
@@ -70,8 +70,8 @@ def reorders(node: Any, examples: int) -> bool:
     for axis, index in enumerate(getattr(node, "_saved_indices", ())):
         if index is None or (sizes is not None and sizes[axis] % examples):
             continue
-        every = torch.arange(index.numel(), device=index.device)
-        if index.dtype == torch.bool or not torch.equal(index.flatten(), every):
+        order = torch.arange(index.numel(), device=index.device)
+        if index.dtype == torch.bool or not torch.equal(index.flatten(), order):
             return True
         if axis == 0 and index.numel() == examples:  # each example picks among its own positions: h[arange(B), last]
             return False
@@ -89,7 +89,7 @@ def cut_of(nodes: Collection[Any], examples: int) -> tuple[Any, ...]:
     With other numbers here, in the order of the graph, the examples may be in another order than they were; empty where
     nothing is cut.
     """
-    found: list[Any] = []
+    cuts: list[Any] = []
     for node in nodes:
         kind = node.name()
         if not _may_cut(kind):
@@ -102,8 +102,8 @@ def cut_of(nodes: Collection[Any], examples: int) -> tuple[Any, ...]:
         if not whole or not isinstance(axis, int) or c_int64(axis).value % len(whole):
             continue
         if whole[0] % examples == 0:
-            found.append((kind, whole[0], *(getattr(node, name, None) for name in CUT)))
-    if found:  # which pieces are taken, and where, of steps that make several
-        taken = ([number for _, number in node.next_functions] for node in nodes)
-        found += [(place, *numbers) for place, numbers in enumerate(taken) if any(numbers)]
-    return tuple(found)
+            cuts.append((kind, whole[0], *(getattr(node, name, None) for name in CUT)))
+    if cuts:  # which pieces are taken, and where, of steps that make several
+        pieces = ([number for _, number in node.next_functions] for node in nodes)
+        cuts += [(position, *numbers) for position, numbers in enumerate(pieces) if any(numbers)]
+    return tuple(cuts)

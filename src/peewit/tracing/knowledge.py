@@ -71,8 +71,8 @@ class Knowledge:
         """Whether it is known where the examples are in a use or lift, and its shape agrees."""
         if not self.is_located(use.key, shapes):
             return False
-        place = self.axis(use.key, shapes)
-        return place is None or place.fits(use.shape, examples)
+        axis = self.axis(use.key, shapes)
+        return axis is None or axis.fits(use.shape, examples)
 
     def knows(self, inputs: Inputs) -> bool:
         """Whether examples of these shapes were looked at."""
@@ -104,7 +104,7 @@ class Learner:
     def locate(self, places: Mapping[str, BatchAxis | None], shapes: Signature) -> None:
         """Note where the examples are in some uses, for inputs of these shapes."""
         known = self.knowledge
-        axes = {(key, shapes): place for key, place in places.items()}
+        axes = {(key, shapes): axis for key, axis in places.items()}
         self.learn(axes={**known.axes, **axes}, latest={**known.latest, **places})
 
     def expect_owned(self, use: Use, shapes: Signature) -> None:
@@ -121,26 +121,26 @@ class Learner:
     def note_rules(self, rules: Mapping[str, set[str]]) -> None:
         """Note rules that weights were seen with."""
         used = self.knowledge.used
-        more = {name: used.get(name, frozenset()) | own for name, own in rules.items()}
-        if any(own != used.get(name) for name, own in more.items()):
+        more = {name: used.get(name, frozenset()) | rule_names for name, rule_names in rules.items()}
+        if any(rule_names != used.get(name) for name, rule_names in more.items()):
             self.learn(used={**used, **more})
 
     def note_generic_rules(self, names: Iterable[str]) -> None:
         """Note that some weights took the generic rule for all of their uses."""
         self.learn(used={**self.knowledge.used, **dict.fromkeys(names, frozenset({"generic"}))})
 
-    def note_forms(self, found: Mapping[WeightRange, Matrix | Explicit]) -> list[str]:
+    def note_forms(self, jacobians: Mapping[WeightRange, Matrix | Explicit]) -> list[str]:
         """Weights whose Jacobian has another form than in an earlier batch: they have no common block.
 
         They take the generic rule from now on.
         """
         forms = dict(self.knowledge.forms)
         changed = []
-        for part, jacobian in found.items():
-            own, form = forms.get(part.name, {}), f"{type(jacobian).__name__} {jacobian.layout.matrix}"
-            others = [place for place in own if place[0] < part.stop and part.start < place[1]]
-            if all(place == part[1:] and own[place] == form for place in others):
-                forms[part.name] = {**own, (part.start, part.stop): form}
+        for part, jacobian in jacobians.items():
+            known, form = forms.get(part.name, {}), f"{type(jacobian).__name__} {jacobian.layout.matrix}"
+            others = [bounds for bounds in known if bounds[0] < part.stop and part.start < bounds[1]]
+            if all(bounds == part[1:] and known[bounds] == form for bounds in others):
+                forms[part.name] = {**known, (part.start, part.stop): form}
             elif part.name not in changed:
                 changed.append(part.name)
         for name in changed:
@@ -158,10 +158,10 @@ class Learner:
         network = with_weights(model, weights, direct)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            made = network(*args, **kwargs)
+            output = network(*args, **kwargs)
             if not direct <= self.knowledge.direct.get(shapes, frozenset()):
                 self.learn(direct={**self.knowledge.direct, shapes: frozenset(direct)})
-            return made
+            return output
 
         return forward
 

@@ -24,7 +24,7 @@ from .tape import Tape
 class FittingPlace(NamedTuple):
     """A place where equal examples have equal rows."""
 
-    place: BatchAxis
+    axis: BatchAxis
     differ: bool  # whether other examples have other rows
     hits: list[bool]  # (B,): whose rows the gradient of the example in the middle reaches
 
@@ -44,8 +44,8 @@ class Locating:
         """
         tape = self.tape
         self._distrust()
-        every: list[Use | Lift] = [*tape.uses, *tape.lifts]
-        unknown = [use for use in every if not tape.learner.knowledge.fits(use, tape.signature, tape.examples)]
+        uses: list[Use | Lift] = [*tape.uses, *tape.lifts]
+        unknown = [use for use in uses if not tape.learner.knowledge.fits(use, tape.signature, tape.examples)]
         if not unknown:
             return
         inputs = tape.inputs if shown else double(tape.inputs)
@@ -55,7 +55,7 @@ class Locating:
             return
         fitting = self._fitting(unknown, shown, count(inputs))
         middle = tape.examples // 2
-        places = {use.key: self._choose(use.names, own, middle) for use, own in zip(unknown, fitting, strict=True)}
+        places = {use.key: self._choose(use.names, fits, middle) for use, fits in zip(unknown, fitting, strict=True)}
         self.tape.learner.locate(places, tape.signature)
 
     def _fitting(self, unknown: Sequence[Use | Lift], shown: Shown, number: int) -> list[list[FittingPlace]]:
@@ -69,32 +69,32 @@ class Locating:
         for use, gradient in zip(unknown, gradients, strict=True):
             tensors = shown.get(use.key, ())
             places = batch_axes(use.shape, use.axes, tape.examples) if tensors else ()
-            candidates.append([place for place in places if all(place.fits(each.shape, number) for each in tensors)])
-            for place in candidates[-1]:
-                questions += [(place, each) for each in tensors]
-                reaches.append(reach(place, gradient, use.shape, tape.examples, like=tape.output))
+            candidates.append([axis for axis in places if all(axis.fits(tensor.shape, number) for tensor in tensors)])
+            for axis in candidates[-1]:
+                questions += [(axis, tensor) for tensor in tensors]
+                reaches.append(reach(axis, gradient, use.shape, tape.examples, like=tape.output))
         # One answer for all: every question by itself would wait for the device.
         answers = iter(repeats(questions, number))
         reached = iter(torch.stack(reaches).tolist() if reaches else [])
         fitting: list[list[FittingPlace]] = []
         for use, places in zip(unknown, candidates, strict=True):
             fitting.append([])
-            for place in places:
+            for axis in places:
                 equal, differ = map(all, zip(*(next(answers) for _ in shown[use.key]), strict=True))
                 sizes = next(reached)
                 hits = [size != 0 for size in sizes] if all(map(math.isfinite, sizes)) else [False] * len(sizes)
                 if equal:
-                    fitting[-1].append(FittingPlace(place, differ, hits))
+                    fitting[-1].append(FittingPlace(axis, differ, hits))
         return fitting
 
     def _choose(self, names: tuple[str, ...], fitting: list[FittingPlace], middle: int) -> BatchAxis | None:
         """The place that follows the examples and that only its own example's gradient reaches."""
-        own = [place for place, _, hits in fitting if not any(hits[:middle]) and not any(hits[middle + 1 :])]
-        if not own and any(differ and sum(hits) > 1 for _, differ, hits in fitting):
+        separate = [axis for axis, _, hits in fitting if not any(hits[:middle]) and not any(hits[middle + 1 :])]
+        if not separate and any(differ and sum(hits) > 1 for _, differ, hits in fitting):
             raise PeewitError(f"{names[0]!r}: {DEPENDENT}")
-        if len(own) > 1:  # nothing tells the places apart, such as inputs that are all equal: be slow and right
+        if len(separate) > 1:  # nothing tells the places apart, such as inputs that are all equal: be slow and right
             self.tape.learner.make_generic(names)
-        return own[0] if own else None
+        return separate[0] if separate else None
 
     def _try_latest(self, unknown: Sequence[Use | Lift], shown: Shown, number: int) -> list[Use | Lift]:
         """Those of which it is still unknown, once places that hold for inputs of other shapes were tried."""
@@ -103,19 +103,19 @@ class Locating:
         questions: list[tuple[BatchAxis, Tensor]] = []
         places: dict[str, BatchAxis | None] = {}
         for use in unknown:
-            place, tensors = self.tape.learner.knowledge.latest.get(use.key), shown.get(use.key, ())
-            if place is None or not tensors or not place.fits(use.shape, tape.examples):
+            axis, tensors = self.tape.learner.knowledge.latest.get(use.key), shown.get(use.key, ())
+            if axis is None or not tensors or not axis.fits(use.shape, tape.examples):
                 continue
-            if place.fold == "owned":
-                places[use.key] = place
-            elif all(place.fits(each.shape, number) for each in tensors):
-                tried.append((use.key, place))
-                questions += [(place, each) for each in tensors]
+            if axis.fold == "owned":
+                places[use.key] = axis
+            elif all(axis.fits(each.shape, number) for each in tensors):
+                tried.append((use.key, axis))
+                questions += [(axis, each) for each in tensors]
         answers = iter(repeats(questions, number))
-        for key, place in tried:
-            found = [next(answers) for _ in shown[key]]
-            if all(equal and differ for equal, differ in found):
-                places[key] = place
+        for key, axis in tried:
+            equalities = [next(answers) for _ in shown[key]]
+            if all(equal and differ for equal, differ in equalities):
+                places[key] = axis
         self.tape.learner.locate(places, tape.signature)
         return [use for use in unknown if use.key not in places]
 
@@ -128,13 +128,13 @@ class Locating:
         known, shapes = self.tape.learner.knowledge, self.tape.signature
         rows: dict[tuple[str, Signature], float] = {}
         for use in self.tape.uses:
-            place = known.axes.get((use.key, shapes))
-            if place is None or place.fold in ("whole", "owned"):
+            axis = known.axes.get((use.key, shapes))
+            if axis is None or axis.fold in ("whole", "owned"):
                 continue
-            own = use.shape[place.axis] / self.tape.examples
-            if known.rows.get((use.key, shapes), own) != own:
+            share = use.shape[axis.axis] / self.tape.examples
+            if known.rows.get((use.key, shapes), share) != share:
                 self.tape.learner.expect_owned(use, shapes)
             elif (use.key, shapes) not in known.rows:
-                rows[use.key, shapes] = own
+                rows[use.key, shapes] = share
         if rows:
             self.tape.learner.learn(rows={**known.rows, **rows})

@@ -36,7 +36,7 @@ VIEWS = (slice(0, 2), slice(0, 1), slice(1, 2))  # both examples, and each of th
 class Bounds(NamedTuple):
     """How far derivatives may be apart, by their own size and the largest's, and outputs of the same kernels."""
 
-    own: float
+    relative: float
     largest: float
     output: float
 
@@ -85,9 +85,9 @@ class PlainDerivatives:
     @cached_property
     def combined(self) -> Tensor:
         """(B, B, ...): the combination of probes that is compared, by the example whose it is, and zeros."""
-        made = self.output.new_zeros(EXAMPLES**2, *self.output.shape[1:])
-        made[:: EXAMPLES + 1] = torch.add(*self.probes, alpha=SHARE)
-        return made.reshape(EXAMPLES, *self.output.shape)
+        sums = self.output.new_zeros(EXAMPLES**2, *self.output.shape[1:])
+        sums[:: EXAMPLES + 1] = torch.add(*self.probes, alpha=SHARE)
+        return sums.reshape(EXAMPLES, *self.output.shape)
 
     def inside(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Flat gradients of one example's output after the other, inside their batch."""
@@ -95,8 +95,8 @@ class PlainDerivatives:
 
     def gradients(self, output: Tensor, parameters: Sequence[Tensor], probe: Tensor) -> list[Tensor]:
         """Of the outputs times a probe (B, ...), flat, by each parameter."""
-        found = torch.autograd.grad(output, parameters, probe, retain_graph=True, allow_unused=True)
-        return [self._flat(each, own) for each, own in zip(found, parameters, strict=True)]
+        gradients = torch.autograd.grad(output, parameters, probe, retain_graph=True, allow_unused=True)
+        return [self._flat(each, parameter) for each, parameter in zip(gradients, parameters, strict=True)]
 
     def _flat(self, gradient: Tensor | None, parameter: Tensor) -> Tensor:
         if gradient is None:
@@ -110,27 +110,31 @@ class PlainDerivatives:
 
     def _nudged_weights(self) -> Iterator[dict[str, Tensor]]:
         """Weights whose last digits are others, a few times; never where outputs change by themselves."""
-        given = [(name, each.detach()) for name, each in self.model.named_parameters()]
-        generators = {each.device: torch.Generator(each.device).manual_seed(0) for _, each in given}
+        weights = [(name, weight.detach()) for name, weight in self.model.named_parameters()]
+        generators = {weight.device: torch.Generator(weight.device).manual_seed(0) for _, weight in weights}
         for _ in range(DRAWS if self.is_repeatable(self.allowed.output) else 0):
-            others = ((name, nudge(each, generators[each.device])) for name, each in given if each.is_floating_point())
+            others = (
+                (name, nudge(weight, generators[weight.device]))
+                for name, weight in weights
+                if weight.is_floating_point()
+            )
             # As parameters: a network that makes parameters of other tensors, as slices of lists do, loses their graph.
-            yield {name: nn.Parameter(each.detach()) for name, each in others}
+            yield {name: nn.Parameter(weight.detach()) for name, weight in others}
 
     def _at(self, weights: dict[str, Tensor], inputs: Inputs) -> Tensor | None:
         """The output with other weights, where the network takes them and its output depends on them."""
         try:
             with copied_buffers(self.model):
-                made = call(with_weights(self.model, weights), inputs)
+                output = call(with_weights(self.model, weights), inputs)
         except FAILURES:
             return None
-        return made if made.requires_grad and made.shape == (count(inputs), *self.output.shape[1:]) else None
+        return output if output.requires_grad and output.shape == (count(inputs), *self.output.shape[1:]) else None
 
     @cached_property
     def last_digits(self) -> float:
         """How far rounding may take the outputs: a few times as far as other last digits of the weights take them."""
-        every = (self._at(weights, self.inputs) for weights in self._nudged_weights())
-        moves = [float((made - self.output).detach().abs().max()) for made in every if made is not None]
+        outputs = (self._at(weights, self.inputs) for weights in self._nudged_weights())
+        moves = [float((output - self.output).detach().abs().max()) for output in outputs if output is not None]
         return NOISE * max((each for each in moves if math.isfinite(each)), default=0.0)
 
     def shifts(self, names: list[str]) -> Tensor:
@@ -139,8 +143,8 @@ class PlainDerivatives:
         for view in VIEWS:
             first: list[Tensor] = []
             probes, generator = self.probes, torch.Generator(self.probes.device).manual_seed(0)
-            own: dict[str, Tensor] = dict(self.model.named_parameters())
-            for weights in itertools.chain([own], self._nudged_weights()):
+            trained: dict[str, Tensor] = dict(self.model.named_parameters())
+            for weights in itertools.chain([trained], self._nudged_weights()):
                 output = self._at(weights, take(self.inputs, view))
                 if output is None:
                     break
@@ -153,9 +157,9 @@ class PlainDerivatives:
         """Plain derivatives of outputs (B, ...), each example's alone, by the probes (K, B, ...) and as compared."""
         rows: list[Tensor] = []
         for probe in (*probes, torch.add(*probes, alpha=SHARE)):
-            for place, own in enumerate(probe.to(output)):
+            for number, row in enumerate(probe.to(output)):
                 alone = torch.zeros_like(output)
-                alone[place] = own
+                alone[number] = row
                 rows += self.gradients(output, parameters, alone)
         return rows
 

@@ -119,9 +119,9 @@ class Recording(TorchFunctionMode):
         return self._alias(tensor, () if view is None else (view.name,))
 
     def _alias(self, tensor: Tensor, names: tuple[str, ...]) -> Tensor:
-        made = tensor.view_as(tensor)
-        self.aliases[made.grad_fn] = names
-        return made
+        alias = tensor.view_as(tensor)
+        self.aliases[alias.grad_fn] = names
+        return alias
 
     def _number(self, *what: str) -> str:
         self.calls[what] += 1
@@ -175,14 +175,14 @@ class Recording(TorchFunctionMode):
         uses = self._uses_below(tensor) if batch_axes(shape, axes, self.examples) else ()
         if not uses:
             return None
-        made = self._alias(tensor, tuple({name for use in uses for name in use.names})).expand(shape)
+        lifted = self._alias(tensor, tuple({name for use in uses for name in use.names})).expand(shape)
         key = self._number("lift", *(use.key for use in uses))
         lift = Lift(
             key=key,
             source=get_gradient_edge(tensor),
             small=tuple(tensor.shape),
             dtype=tensor.dtype,
-            edge=get_gradient_edge(made),
+            edge=get_gradient_edge(lifted),
             shape=tuple(shape),
             axes=axes,
             uses=uses,
@@ -190,14 +190,14 @@ class Recording(TorchFunctionMode):
         self.lifts.append(lift)
         self.outputs[lift.edge.node] = None
         self.fresh.append(key)
-        return made
+        return lifted
 
     def broadcast(self, rule: Rule, view: WeightView, shape: tuple[int, ...]) -> Tensor:
         """A parameter broadcast to a shape, noted there."""
         axes = broadcast_axes(tuple(view.tensor.shape), tuple(shape))
-        made = self.record(rule, self.alias(view.tensor).expand(shape), {"weight": view}, (), axes)
+        output = self.record(rule, self.alias(view.tensor).expand(shape), {"weight": view}, (), axes)
         self.fresh.append(self.uses[-1].key)
-        return made
+        return output
 
     def show_result(self, output: Tensor) -> None:
         """Keep the result of an operation whose operands were just broadcast, where the recording is watched."""
@@ -207,12 +207,12 @@ class Recording(TorchFunctionMode):
 
     def _uses_below(self, tensor: Tensor) -> tuple[Use, ...]:
         """The recorded uses that a tensor depends on, if none of them has examples."""
-        found = []
+        uses = []
         for node in walk([tensor.grad_fn], lambda node: False):
             if node not in self.outputs:
                 continue
             use = self.outputs[node]
             if use is None or not use.lifted:
                 return ()
-            found.append(use)
-        return tuple(found)
+            uses.append(use)
+        return tuple(uses)

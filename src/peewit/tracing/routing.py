@@ -40,17 +40,17 @@ def gradients_of(tape: Tape, edges: list[Any], chosen: Tensor) -> tuple[Tensor |
 def powers(examples: int) -> list[Tensor]:
     """Powers of two (B,) each, which together tell examples apart: by the digits of their numbers in base `BASE`."""
     numbers = torch.arange(examples, device="cpu")
-    made: list[Tensor] = []
-    while BASE ** len(made) < examples:
-        made.append(2.0 ** (numbers // BASE ** len(made) % BASE).double())
-    return made
+    scales: list[Tensor] = []
+    while BASE ** len(scales) < examples:
+        scales.append(2.0 ** (numbers // BASE ** len(scales) % BASE).double())
+    return scales
 
 
 def by_bits(examples: int) -> list[Tensor]:
     """Booleans (B,) each: for every binary digit of the examples' numbers, those that have it and those that do not."""
     numbers = torch.arange(examples, device="cpu")
     having = [(numbers >> bit) % 2 == 1 for bit in range((examples - 1).bit_length())]
-    return [each for own in having for each in (own, ~own)]
+    return [each for mask in having for each in (mask, ~mask)]
 
 
 def whose(hits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,7 +72,7 @@ class Routing:
         """Uses without any row have nothing to find."""
         for use in self.tape.direct:
             if use.axes and use.shape[use.axes[0]] == 0:
-                self._own(use, torch.zeros(0, dtype=torch.long, device=self.tape.output.device))
+                self._assign(use, torch.zeros(0, dtype=torch.long, device=self.tape.output.device))
 
     def look(self, shuffles: bool) -> None:
         """Find whose each row is where that is to be found; where that fails, the weight takes the generic rule.
@@ -89,10 +89,10 @@ class Routing:
         fixed = [use for use in tape.direct if shuffles and self._is_fixed(use)]
         if not routed and not fixed:
             return
-        if not self._scaled(routed, fixed):
-            self._reached(routed, fixed, shuffles)
+        if not self._find_by_scale(routed, fixed):
+            self._find_by_reach(routed, fixed, shuffles)
 
-    def _scaled(self, routed: list[Use], fixed: list[Use]) -> bool:
+    def _find_by_scale(self, routed: list[Use], fixed: list[Use]) -> bool:
         """Find rows' examples in few passes: outputs times powers of two give gradients times the same powers.
 
         Whether that told all: a row that several examples reach is not scaled by any of their powers, nor are gradients
@@ -105,30 +105,30 @@ class Routing:
         right: list[Tensor] = []
         for digit, scales in enumerate(powers(tape.examples)):
             scales = scales.to(device)
-            made = gradients_of(tape, edges, scales)
-            for place, (use, first, gradient) in enumerate(zip((*routed, *fixed), plain, made, strict=True)):
+            scaled = gradients_of(tape, edges, scales)
+            for number, (use, first, gradient) in enumerate(zip((*routed, *fixed), plain, scaled, strict=True)):
                 if first is None or gradient is None:
                     continue
-                both = [each.reshape(use.shape) for each in (first, gradient)]
-                if place < len(routed):
-                    one, other = (flat(each.movedim(use.axes[0], 0)) for each in both)
+                both = [tensor.reshape(use.shape) for tensor in (first, gradient)]
+                if number < len(routed):
+                    one, other = (flat(tensor.movedim(use.axes[0], 0)) for tensor in both)
                     numbers = (sizes(other) / sizes(one)).log2().round().nan_to_num(0.0).clamp(0, BASE - 1)
-                    owners[place] += numbers.long() * BASE**digit
+                    owners[number] += numbers.long() * BASE**digit
                     right.append(is_scaled(one, other, 2.0**numbers))
                 else:
                     where: Any = tape.axis(use.key)
-                    one, other = (flat(where.split(each, tape.examples)) for each in both)
+                    one, other = (flat(where.split(tensor, tape.examples)) for tensor in both)
                     right.append(is_scaled(one, other, scales))
-        right += [(own < tape.examples).all() for own in owners]
+        right += [(rows < tape.examples).all() for rows in owners]
         if right and not bool(torch.stack(right).all()):
             return False
-        for place, use in enumerate(routed):
-            first = plain[place]
-            none = torch.ones_like(owners[place], dtype=torch.bool) if first is None else ~self._rows_hit(use, first)
-            self._settle(use, owners[place], none)
+        for number, use in enumerate(routed):
+            first = plain[number]
+            none = torch.ones_like(owners[number], dtype=torch.bool) if first is None else ~self._rows_hit(use, first)
+            self._settle(use, owners[number], none)
         return True
 
-    def _reached(self, routed: list[Use], fixed: list[Use], shuffles: bool) -> None:
+    def _find_by_reach(self, routed: list[Use], fixed: list[Use], shuffles: bool) -> None:
         """Find rows' examples by which of `by_bits` reach them: nothing rests on rounding."""
         tape = self.tape
         hits: dict[str, list[Tensor]] = {use.key: [] for use in routed}
@@ -154,12 +154,12 @@ class Routing:
                 self.tape.learner.make_generic(use.names)
 
     def _is_routed(self, use: Use) -> bool:
-        place = self.tape.axis(use.key)
-        return place is not None and place.fold == "owned"
+        axis = self.tape.axis(use.key)
+        return axis is not None and axis.fold == "owned"
 
     def _is_fixed(self, use: Use) -> bool:
-        place = self.tape.axis(use.key)
-        if place is None or place.fold == "owned" or set(use.names) & self.tape.learner.knowledge.generic:
+        axis = self.tape.axis(use.key)
+        if axis is None or axis.fold == "owned" or set(use.names) & self.tape.learner.knowledge.generic:
             return False
         return self.tape.learner.knowledge.fits(use, self.tape.signature, self.tape.examples)
 
@@ -172,20 +172,20 @@ class Routing:
 
     def _strays(self, use: Use, gradient: Tensor | None, chosen: Tensor) -> Tensor:
         """Whether the gradient of the chosen examples reaches the rows of others."""
-        place = self.tape.axis(use.key)
-        if gradient is None or place is None:
+        axis = self.tape.axis(use.key)
+        if gradient is None or axis is None:
             return torch.zeros((), dtype=torch.bool, device=chosen.device)
-        return (place.split(gradient.reshape(use.shape), self.tape.examples)[~chosen] != 0).any()
+        return (axis.split(gradient.reshape(use.shape), self.tape.examples)[~chosen] != 0).any()
 
-    def _own(self, use: Use, owners: Tensor) -> None:
+    def _assign(self, use: Use, owners: Tensor) -> None:
         self.tape.owned[use.key] = OwnedRows.of(use.axes[0], owners, self.tape.examples)
 
     def _settle(self, use: Use, owners: Tensor, none: Tensor) -> None:
-        found = self._by_value(use, owners, none) if bool(none.any()) else owners
-        if found is None:
+        examples = self._by_value(use, owners, none) if bool(none.any()) else owners
+        if examples is None:
             self.tape.learner.make_generic(use.names)
         else:
-            self._own(use, found)
+            self._assign(use, examples)
 
     @cached_property
     def _alone(self) -> list[Shown] | None:
@@ -208,20 +208,20 @@ class Routing:
         rows = by_row(use.inputs, use.axes[0])
         bound = 1e-2 if use.dtype in (torch.float16, torch.bfloat16) else 1e-4
         allowed = bound * float(rows.abs().max())
-        found, free = owners.tolist(), none.nonzero().flatten().tolist()
+        examples, free = owners.tolist(), none.nonzero().flatten().tolist()
         reached = (~none).cpu()
         for example, seen in enumerate(self._alone):
-            own = by_row(seen[use.key], use.axes[0]) if use.key in seen else rows[:0]
-            left = list(range(len(own)))
+            rows_alone = by_row(seen[use.key], use.axes[0]) if use.key in seen else rows[:0]
+            left = list(range(len(rows_alone)))
             for row in (reached & (owners.cpu() == example)).nonzero().flatten().tolist():
-                if take_nearest(rows[row], own, left, allowed) is None:
+                if take_nearest(rows[row], rows_alone, left, allowed) is None:
                     return None
-            for place in left:
-                row = take_nearest(own[place], rows, free, allowed)
+            for number in left:
+                row = take_nearest(rows_alone[number], rows, free, allowed)
                 if row is None:
                     return None
-                found[row] = example
-        return None if free else torch.tensor(found, device=owners.device)
+                examples[row] = example
+        return None if free else torch.tensor(examples, device=owners.device)
 
 
 def flat(rows: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ def is_scaled(rows: Tensor, others: Tensor, scales: Tensor) -> Tensor:
 
 def by_row(inputs: tuple[Tensor, ...], axis: int) -> Tensor:
     """(R, numbers): what a use was given for each row, on the CPU."""
-    rows = [each.detach().movedim(axis, 0).reshape(each.shape[axis], -1) for each in inputs if each.numel()]
+    rows = [tensor.detach().movedim(axis, 0).reshape(tensor.shape[axis], -1) for tensor in inputs if tensor.numel()]
     return torch.cat(rows, 1).double().cpu() if rows else torch.zeros(0, 1, dtype=torch.float64, device="cpu")
 
 

@@ -104,8 +104,8 @@ Weights: TypeAlias = WeightsName | str | Sequence[str] | Tensor | Mapping[str, T
 def masked_space_of(model: nn.Module, space: Space, chosen: Tensor) -> Space:
     """A space of elements of another space."""
     masks = {
-        name: chosen[place].reshape(shape)
-        for (name, place), shape in zip(space.slices().items(), space.shapes, strict=True)
+        name: chosen[elements].reshape(shape)
+        for (name, elements), shape in zip(space.slices().items(), space.shapes, strict=True)
     }
     return masked_space(model, masks)
 
@@ -118,29 +118,29 @@ def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, .
         tracer.cost(inputs)  # says what is wrong with the inputs, where something is
         tape = tracer.trace(inputs)
         reached = tape.reached()  # an auxiliary head may run after the one whose output is returned
-        found = [use for use in tape.uses if use.rule.matrix and "weight" in use.views and use.key in reached]
-        if not found:
+        matrices = [use for use in tape.uses if use.rule.matrix and "weight" in use.views and use.key in reached]
+        if not matrices:
             raise PeewitError(
                 "weights='last_layer': no linear, convolution or embedding layer was run; name the weights instead."
             )
-        taken = found[-1].names
-        others = [name for name in beside(tape, found[-1]) if name not in taken]
+        weights = matrices[-1].names
+        others = [name for name in beside(tape, matrices[-1]) if name not in weights]
     if others:
         warn(
-            f"weights='last_layer' takes {', '.join(taken)}; {', '.join(others)} also reaches the output, without "
+            f"weights='last_layer' takes {', '.join(weights)}; {', '.join(others)} also reaches the output, without "
             f"passing through that layer, and is held fixed. Name the weights that are meant, such as "
-            f"weights={[*taken, *others]}.",
+            f"weights={[*weights, *others]}.",
         )
-    return taken
+    return weights
 
 
 def beside(tape: Tape, last: Use) -> list[str]:
     """Weights on the ways to the output that do not pass through the last layer, down to the next layer of each."""
     uses = {use.edge.node: use for use in tape.uses}
     passed = set(walk([tape.output.grad_fn], lambda node: node in uses and uses[node].rule.matrix))
-    found = owners(passed, {id(parameter): name for name, parameter in tape.parameters.items()})
-    found.update(name for node in passed if node in uses and uses[node] is not last for name in uses[node].names)
-    return [name for name in tape.parameters if name in found]
+    names = owners(passed, {id(parameter): name for name, parameter in tape.parameters.items()})
+    names.update(name for node in passed if node in uses and uses[node] is not last for name in uses[node].names)
+    return [name for name in tape.parameters if name in names]
 
 
 def select(

@@ -66,20 +66,20 @@ class Tape:
     def gradients(self, probes: Tensor) -> dict[str, Tensor]:
         """(K, B, ...) probes -> (K, B, ...) gradients of the outputs of uses that matter, by key."""
         direct = self.direct
-        edges, own = [*(use.edge for use in direct), *(lift.edge for lift in self.lifts)], self._own_edge()
+        edges, final_edge = [*(use.edge for use in direct), *(lift.edge for lift in self.lifts)], self._own_edge()
         # What is the output itself has the probes for its gradients: nothing is passed backward to it.
-        inner = [edge for edge in edges if not same_edge(edge, own)]
+        inner = [edge for edge in edges if not same_edge(edge, final_edge)]
         pulled = iter(self.pull_back(self.output, probes, inner))
-        found = iter([probes if same_edge(edge, own) else next(pulled) for edge in edges])
-        made: dict[str, Tensor] = {}
-        for use, gradient in zip(direct, found, strict=False):
+        gradients = iter([probes if same_edge(edge, final_edge) else next(pulled) for edge in edges])
+        by_key: dict[str, Tensor] = {}
+        for use, gradient in zip(direct, gradients, strict=False):
             if gradient is not None:
-                made[use.key] = self._split(gradient, use.key, use.shape)
-        for lift, gradient in zip(self.lifts, found, strict=True):
+                by_key[use.key] = self._split(gradient, use.key, use.shape)
+        for lift, gradient in zip(self.lifts, gradients, strict=True):
             for use, value in zip(lift.uses, self._below(lift, gradient), strict=True):
                 if value is not None:
-                    made[use.key] = made[use.key] + value if use.key in made else value
-        return made
+                    by_key[use.key] = by_key[use.key] + value if use.key in by_key else value
+        return by_key
 
     def _split(self, gradient: Tensor, key: str, shape: tuple[int, ...]) -> Tensor:
         """(K, ...) -> (K, B, ...)."""
@@ -91,18 +91,18 @@ class Tape:
         """Gradients (K, B, ...) of the uses below a tensor that was broadcast to the examples."""
         if gradient is None:
             return [None] * len(lift.uses)
-        each = self._split(gradient, lift.key, lift.shape)
+        lifted = self._split(gradient, lift.key, lift.shape)
         aligned, axis = pad_shape(lift.small, len(lift.shape)), self.axis(lift.key)
         if axis is not None and axis.fold == "none":
             aligned = aligned[: axis.axis] + aligned[axis.axis + 1 :]
-        each = sum_broadcast(each, aligned, 2).reshape(*each.shape[:2], *lift.small)
+        lifted = sum_broadcast(lifted, aligned, 2).reshape(*lifted.shape[:2], *lift.small)
         if all(same_edge(use.edge, lift.source) for use in lift.uses):
-            return [each]
-        probes = each.to(lift.dtype).flatten(0, 1)
-        made = self.pull_back(lift.source, probes, [use.edge for use in lift.uses])
+            return [lifted]
+        probes = lifted.to(lift.dtype).flatten(0, 1)
+        gradients = self.pull_back(lift.source, probes, [use.edge for use in lift.uses])
         return [
-            None if value is None else self._wide(value).reshape(*each.shape[:2], *use.shape)
-            for value, use in zip(made, lift.uses, strict=True)
+            None if value is None else self._wide(value).reshape(*lifted.shape[:2], *use.shape)
+            for value, use in zip(gradients, lift.uses, strict=True)
         ]
 
     def _own_edge(self) -> Any:
@@ -116,7 +116,9 @@ class Tape:
         if not edges:
             return []
         if probes.shape[0] == 1:
-            return [None if made is None else made.unsqueeze(0) for made in self._grad(source, probes[0], edges)]
+            return [
+                None if gradient is None else gradient.unsqueeze(0) for gradient in self._grad(source, probes[0], edges)
+            ]
         if self.learner.knowledge.batched:
             try:
                 with warnings.catch_warnings():
@@ -126,15 +128,15 @@ class Tape:
                     warnings.filterwarnings("ignore", message="Attempting to run cu")
                     if self.create_graph:
                         return list(self._grad(source, probes, edges, is_grads_batched=True))
-                    return self._mapped(source, probes, edges)
+                    return self._map_probes(source, probes, edges)
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 self.learner.learn(batched=False)
-        each = [self._grad(source, one, edges) for one in probes]
+        by_probe = [self._grad(source, one, edges) for one in probes]
         return [
-            None if made[0] is None else torch.stack([one for one in made if one is not None])
-            for made in zip(*each, strict=True)
+            None if gradients[0] is None else torch.stack([one for one in gradients if one is not None])
+            for gradients in zip(*by_probe, strict=True)
         ]
 
     def _grad(self, source: Any, probe: Tensor, edges: list[Any], **options: Any) -> tuple[Tensor | None, ...]:
@@ -142,7 +144,7 @@ class Tape:
             source, edges, probe, retain_graph=True, create_graph=self.create_graph, allow_unused=True, **options
         )
 
-    def _mapped(self, source: Any, probes: Tensor, edges: list[Any]) -> list[Tensor | None]:
+    def _map_probes(self, source: Any, probes: Tensor, edges: list[Any]) -> list[Tensor | None]:
         """All probes as one batch through every operation.
 
         Autograd's own `is_grads_batched` does so only for some, and goes through convolutions and norms one by one.
@@ -150,12 +152,12 @@ class Tape:
         reached: list[bool] = []
 
         def back(probe: Tensor) -> tuple[Tensor, ...]:
-            made = self._grad(source, probe, edges)
-            reached[:] = [each is not None for each in made]
-            return tuple(each for each in made if each is not None)
+            gradients = self._grad(source, probe, edges)
+            reached[:] = [each is not None for each in gradients]
+            return tuple(each for each in gradients if each is not None)
 
-        found = iter(torch.vmap(back)(probes))
-        return [next(found) if hit else None for hit in reached]
+        gradients = iter(torch.vmap(back)(probes))
+        return [next(gradients) if hit else None for hit in reached]
 
     def reached(self) -> set[str]:
         """Keys of the uses that the output depends on."""
@@ -167,20 +169,20 @@ class Tape:
 
         Those that were used in an earlier batch are not asked about again.
         """
-        asked = [name for name in self.generic if name not in self.learner.knowledge.used]
-        if not asked or not self.output.requires_grad:
-            return tuple(name for name in self.generic if name not in asked)
-        parameters, ones = [self.parameters[name] for name in asked], torch.ones_like(self.output)
-        found = torch.autograd.grad(self.output, parameters, ones, retain_graph=True, allow_unused=True)
-        none = {name for name, gradient in zip(asked, found, strict=True) if gradient is None}
+        names = [name for name in self.generic if name not in self.learner.knowledge.used]
+        if not names or not self.output.requires_grad:
+            return tuple(name for name in self.generic if name not in names)
+        parameters, ones = [self.parameters[name] for name in names], torch.ones_like(self.output)
+        gradients = torch.autograd.grad(self.output, parameters, ones, retain_graph=True, allow_unused=True)
+        none = {name for name, gradient in zip(names, gradients, strict=True) if gradient is None}
         return tuple(name for name in self.generic if name not in none)
 
     @cached_property
     def outermost(self) -> Use | None:
         """The use whose output is the network's own, where its weights have no other use: its Jacobian is known."""
-        own = self._own_edge()
+        final_edge = self._own_edge()
         for use in self.uses:
-            if use.lifted or not isinstance(use.rule, AFFINE) or not same_edge(use.edge, own):
+            if use.lifted or not isinstance(use.rule, AFFINE) or not same_edge(use.edge, final_edge):
                 continue
             others = {name for each in self.uses if each is not use for name in each.names}
             axis = self.axis(use.key)
@@ -201,7 +203,7 @@ class Tape:
         use = self.outermost
         if use is None:
             return dict(self.pull(identity_probes(self.output)))
-        made: dict[WeightRange, Piece] = {}
+        jacobians: dict[WeightRange, Piece] = {}
         inputs, number = self._inputs(use), self.output[0].numel()
         shape = use.shape  # of one example
         if self.examples > 1:
@@ -212,15 +214,15 @@ class Tape:
         like = self.output.new_empty((), dtype=self.dtype)
         for part, term, layout in use.rule.contributions(use, inputs, numbers):
             assert isinstance(term, Term)
-            made[part] = OutputLayerJacobian.of(term, layout, self.examples, like, self.budget)
+            jacobians[part] = OutputLayerJacobian.of(term, layout, self.examples, like, self.budget)
         if not self.closed:
             rest = replace(self, uses=[each for each in self.uses if each is not use])
-            made.update(rest.pull(identity_probes(self.output)))
-        return made
+            jacobians.update(rest.pull(identity_probes(self.output)))
+        return jacobians
 
     def pull(self, probes: Tensor) -> dict[WeightRange, Matrix | Explicit]:
         """(K, B, ...) probes -> the Jacobian rows `probe^T df/dweight`, per range of each weight."""
-        found: dict[str, list[Contribution]] = {}
+        contributions_by_name: dict[str, list[Contribution]] = {}
         rules: dict[str, set[str]] = {}
         gradients = self.gradients(probes)
         for use in self.uses:
@@ -229,12 +231,12 @@ class Tape:
             for contribution in use.rule.contributions(use, self._inputs(use), gradients[use.key]):
                 if use.key in self.owned and isinstance(contribution.value, Term):
                     contribution = contribution._replace(value=self.owned[use.key].mask(contribution.value))
-                found.setdefault(contribution.part.name, []).append(contribution)
+                contributions_by_name.setdefault(contribution.part.name, []).append(contribution)
                 rules.setdefault(contribution.part.name, set()).add(use.rule.name)
         self.learner.note_rules(rules)
-        made: dict[WeightRange, Matrix | Explicit] = {}
-        for name, contributions in found.items():
-            made.update(merge(name, contributions, self._size(name), self.budget, self.create_graph))
+        jacobians: dict[WeightRange, Matrix | Explicit] = {}
+        for name, contributions in contributions_by_name.items():
+            jacobians.update(merge(name, contributions, self._size(name), self.budget, self.create_graph))
         if self.reached_generic:
             rows = generic_rows(
                 self.model,
@@ -247,8 +249,8 @@ class Tape:
             )
             self.learner.note_generic_rules(rows)
             for name, value in rows.items():
-                made[WeightRange(name, 0, value.shape[-1])] = Explicit(value.to(self.dtype), self.budget)
-        return made
+                jacobians[WeightRange(name, 0, value.shape[-1])] = Explicit(value.to(self.dtype), self.budget)
+        return jacobians
 
     def pairs(self) -> dict[WeightRange, WeightRange]:
         """Weights with the bias that is applied in exactly the same calls: they can form one block."""
@@ -260,16 +262,16 @@ class Tape:
             weight, bias = use.views.get("weight"), use.views.get("bias")
             parts = [None if view is None else view.part for view in (weight, bias)]
             turned = weight is not None and weight.transposed
-            for own, other in (parts, parts[::-1]):
-                if own is not None:
-                    partners.setdefault(own, set()).add(None if other is None else (other, turned))
+            for member, other in (parts, parts[::-1]):
+                if member is not None:
+                    partners.setdefault(member, set()).add(None if other is None else (other, turned))
         weights = {use.views["weight"].part for use in self.uses if "weight" in use.views}
-        made: dict[WeightRange, WeightRange] = {}
+        pairs: dict[WeightRange, WeightRange] = {}
         for part in weights:
-            (found,) = partners[part] if len(partners.get(part, ())) == 1 else (None,)
-            if found is not None and partners[found[0]] == {(part, found[1])}:
-                made[part] = found[0]
-        return made
+            (partner,) = partners[part] if len(partners.get(part, ())) == 1 else (None,)
+            if partner is not None and partners[partner[0]] == {(part, partner[1])}:
+                pairs[part] = partner[0]
+        return pairs
 
     def _wide(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
@@ -288,15 +290,15 @@ class Tape:
         if "inputs" not in use.cache:
             axis = self.axis(use.key)
             with torch.set_grad_enabled(self.create_graph):
-                given = use.inputs if self.create_graph else tuple(each.detach() for each in use.inputs)
-                prepared = tuple(self._wide(each) for each in use.rule.prepare(use, given))
+                inputs = use.inputs if self.create_graph else tuple(each.detach() for each in use.inputs)
+                prepared = tuple(self._wide(each) for each in use.rule.prepare(use, inputs))
             if axis is None:
                 use.cache["inputs"] = tuple(each.expand(self.examples, *each.shape) for each in prepared)
             else:
                 use.cache["inputs"] = tuple(axis.split(each, self.examples) for each in prepared)
             use.cache["axis"] = axis.axis if axis is not None and axis.fold == "none" else None
-        made: tuple[Tensor, ...] = use.cache["inputs"]
-        return made
+        cached: tuple[Tensor, ...] = use.cache["inputs"]
+        return cached
 
 
 def same_edge(edge: Any, other: Any) -> bool:
@@ -310,7 +312,7 @@ def cut(contributions: list[Contribution]) -> list[Contribution]:
     bounds = sorted({bound for part in parts for bound in (part.start, part.stop)})
     if len(parts) == 1:
         return contributions
-    made = []
+    pieces = []
     for part, value, layout in contributions:
         _, rows, width = layout.matrix
         inside = [bound for bound in bounds if part.start <= bound <= part.stop]
@@ -319,11 +321,11 @@ def cut(contributions: list[Contribution]) -> list[Contribution]:
             return contributions
         for start, stop in itertools.pairwise(inside):
             chosen = slice((start - part.start) // width, (stop - part.start) // width)
-            own = replace(value, grad=value.grad[..., chosen])
-            made.append(
-                Contribution(WeightRange(part.name, start, stop), own, Layout.plain(1, (stop - start) // width, width))
+            term = replace(value, grad=value.grad[..., chosen])
+            pieces.append(
+                Contribution(WeightRange(part.name, start, stop), term, Layout.plain(1, (stop - start) // width, width))
             )
-    return made
+    return pieces
 
 
 def merge(
@@ -333,15 +335,15 @@ def merge(
     contributions = cut(contributions)
     parts = sorted({contribution.part for contribution in contributions})
     apart = all(first.stop <= second.start for first, second in itertools.pairwise(parts))
-    made: dict[WeightRange, Matrix | Explicit] = {}
+    jacobians: dict[WeightRange, Matrix | Explicit] = {}
     factored = all(isinstance(contribution.value, Term) for contribution in contributions)
     same = all(len({c.layout for c in contributions if c.part == part}) == 1 for part in parts)
     if apart and factored and same:
         for part in parts:
-            own = [contribution for contribution in contributions if contribution.part == part]
-            terms = tuple(contribution.value for contribution in own if isinstance(contribution.value, Term))
-            made[part] = Matrix(terms, own[0].layout, budget, graph)
-        return made
+            uses = [contribution for contribution in contributions if contribution.part == part]
+            terms = tuple(contribution.value for contribution in uses if isinstance(contribution.value, Term))
+            jacobians[part] = Matrix(terms, uses[0].layout, budget, graph)
+        return jacobians
     total: Tensor | None = None
     for part, value, layout in contributions:
         if isinstance(value, Term):

@@ -196,10 +196,10 @@ class Tracer:
 
     def _is_recut(self, tape: Tape, nodes: Collection[Any]) -> bool:
         """Whether examples are cut and joined as in no batch before: a network may rotate them by a number in them."""
-        found = cut_of(nodes, tape.examples)
-        if not found:
+        cuts = cut_of(nodes, tape.examples)
+        if not cuts:
             return False
-        known, number = self.knowledge.cuts, zlib.crc32(repr((tape.signature, tape.examples, found)).encode())
+        known, number = self.knowledge.cuts, zlib.crc32(repr((tape.signature, tape.examples, cuts)).encode())
         if number in known:
             return False
         if len(known) < CUTS:

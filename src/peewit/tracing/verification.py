@@ -45,7 +45,7 @@ def verify(tracer: Tracer, inputs: Inputs, tape: Tape) -> None:
     large = PROBES * tape.numbers_per_probe() * tape.output.element_size() > tracer.budget.bytes
     comparison = Comparison(
         tracer=tracer,
-        every=inputs,
+        batch=inputs,
         several=several,
         allowed=bounds(tape),
         tape=None if single or tape.generic or large else tape,

@@ -66,7 +66,7 @@ def test_as_exact_as_float32(name: str, piece: int) -> None:
     geometry = geometry._replace(piece=piece)
     assert error(gradient_in_parts(grad, weight, geometry), right) < 3e-6
     assert error(gradient_by_torch(grad.double(), weight.double(), geometry), right) < 1e-13
-    assert input_gradient(grad[:0], weight, geometry).shape == (0, *geometry.given)
+    assert input_gradient(grad[:0], weight, geometry).shape == (0, *geometry.shape)
 
 
 def test_parts_are_taken_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,12 +50,12 @@ def gradients(
 
     Probes stand beside positions, so that what belongs to no probe is never copied for each.
     """
-    each = 4 * grad.shape[1] * shares[0].numel()
-    step = max(1, (AT_ONCE_CUDA if grad.is_cuda else AT_ONCE_CPU) // max(1, each))
+    bytes_per_row = 4 * grad.shape[1] * shares[0].numel()
+    step = max(1, (AT_ONCE_CUDA if grad.is_cuda else AT_ONCE_CPU) // max(1, bytes_per_row))
     if grad.shape[0] > step:
         pieces = [
-            gradients(q, k, v, own, scale, some)
-            for q, k, v, own, some in zip(
+            gradients(q, k, v, part, scale, some)
+            for q, k, v, part, some in zip(
                 *(whole.split(step) for whole in (query, key, value, shares, grad)), strict=True
             )
         ]
@@ -78,19 +78,19 @@ def gradients_of_probes(
     """Gradients (K, ..., T, e), (..., T, d), (..., S, d), (..., S, e), (..., T, S) -> (K, ...) of the next three."""
     lead = query.shape[:-2]
 
-    def apart(each: Tensor, *sizes: int) -> Tensor:
-        return each.reshape(*each.shape[: each.dim() - 2 - len(lead)], *sizes, *each.shape[-2:])
+    def apart(tensor: Tensor, *sizes: int) -> Tensor:
+        return tensor.reshape(*tensor.shape[: tensor.dim() - 2 - len(lead)], *sizes, *tensor.shape[-2:])
 
     if kernel_gradients.attends(grad, *key.shape[-2:]):
         heads = lead if len(lead) == 2 else (lead.numel(), 1)
-        q, k, v, by_head, grads = (apart(each, *heads) for each in (query, key, value, shares, grad))
+        q, k, v, by_head, grads = (apart(tensor, *heads) for tensor in (query, key, value, shares, grad))
         exact = not products_rounded()
         of_inputs = available.attempt(lambda: kernel_gradients.attention(q, k, v, by_head, scale, grads, exact))
         if of_inputs is not None:
-            return tuple(each.reshape(each.shape[0], *lead, *each.shape[-2:]) for each in of_inputs)
-    q, k, v, flat = (apart(each, -1) for each in (query, key, value, shares))
+            return tuple(tensor.reshape(tensor.shape[0], *lead, *tensor.shape[-2:]) for tensor in of_inputs)
+    q, k, v, flat = (apart(tensor, -1) for tensor in (query, key, value, shares))
     by_matrix = gradients(q, k, v, flat, scale, apart(grad, lead.numel()).movedim(0, 1))
-    return tuple(each.reshape(*lead, *each.shape[1:]).movedim(len(lead), 0) for each in by_matrix)
+    return tuple(tensor.reshape(*lead, *tensor.shape[1:]).movedim(len(lead), 0) for tensor in by_matrix)
 
 
 class Attention(torch.autograd.Function):

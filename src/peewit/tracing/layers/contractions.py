@@ -30,18 +30,18 @@ class Contraction(NamedTuple):
     """A product seen as a linear map: its weight (groups..., rows..., columns...), and the input as `Axes` has it."""
 
     weight: WeightView
-    given: Tensor
+    inputs: Tensor
     axes: Axes
 
 
-def find_contraction(recorder: Recorder, letters: Letters, given: Tensor, weight: Tensor) -> Contraction | None:
+def find_contraction(recorder: Recorder, letters: Letters, inputs: Tensor, weight: Tensor) -> Contraction | None:
     """The product of an input and a selected weight as a linear map; None where it is not one.
 
     Axes of the weight that the input lacks are rows, those that the product lacks are columns, and those that all three
     have are groups. Axes of the input that the weight lacks are positions.
     """
     view = recorder.resolve(weight)
-    if view is None or recorder.resolve(given) is not None or not are_valid(letters, given, weight):
+    if view is None or recorder.resolve(inputs) is not None or not are_valid(letters, inputs, weight):
         return None
     # Groups, rows and columns in the parameter's order, whatever that of the product: so uses of one weight agree.
     steps = dict(zip(letters.second, view.steps, strict=True))
@@ -54,20 +54,20 @@ def find_contraction(recorder: Recorder, letters: Letters, given: Tensor, weight
         return None
     axes = Axes(tuple(map(letters.product.index, groups)), tuple(map(letters.product.index, rows)))
     order = [letter for letter in (*letters.product, *columns) if letter in letters.first]
-    aligned = given.permute([letters.first.index(letter) for letter in order])
+    aligned = inputs.permute([letters.first.index(letter) for letter in order])
     for axis in sorted(axes.rows):
         aligned = aligned.unsqueeze(axis)
     return Contraction(view, aligned, axes)
 
 
-def are_valid(letters: Letters, given: Tensor, weight: Tensor) -> bool:
+def are_valid(letters: Letters, inputs: Tensor, weight: Tensor) -> bool:
     """Whether letters fit the operands, none occurs twice in one, and none is summed over in one operand alone."""
     first, second, product = map(set, letters)
     if any(len(set(each)) < len(each) for each in letters) or first - second - product or second - first - product:
         return False
-    if (len(first), len(second)) != (given.dim(), weight.dim()) or product - first - second:
+    if (len(first), len(second)) != (inputs.dim(), weight.dim()) or product - first - second:
         return False
-    sizes = dict(zip(letters.first, given.shape, strict=True))
+    sizes = dict(zip(letters.first, inputs.shape, strict=True))
     return all(sizes.get(letter, size) == size for letter, size in zip(letters.second, weight.shape, strict=True))
 
 
@@ -80,10 +80,10 @@ def record_contraction(
 ) -> Tensor:
     """Record `apply(weight)`."""
     output = apply(recorder.alias(weight))
-    taken = {*contraction.axes.groups, *contraction.axes.rows}
+    axes = {*contraction.axes.groups, *contraction.axes.rows}
     views = {"weight": contraction.weight} | ({} if bias is None else {"bias": bias})
-    free = tuple(axis for axis in range(output.dim()) if axis not in taken)
-    return recorder.record(LINEAR, output, views, (contraction.given,), free, contraction.axes)
+    free = tuple(axis for axis in range(output.dim()) if axis not in axes)
+    return recorder.record(LINEAR, output, views, (contraction.inputs,), free, contraction.axes)
 
 
 def record_either_side(
@@ -127,7 +127,7 @@ def matmul(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
     view = usable_matrix(recorder.resolve(right))
     if view is not None and left.dim() >= 2:  # F.linear with the transpose
         views = {"weight": view.permute((1, 0))}
-        return apply_linear(recorder, views, left, right.mT, None, lambda given, weight, _: func(given, weight.mT))
+        return apply_linear(recorder, views, left, right.mT, None, lambda inputs, weight, _: func(inputs, weight.mT))
     if left.dim() < 2 or not (recorder.resolve(left) or recorder.resolve(right)):
         return func(*args)
     letters, aligned = matmul_letters(left, right)
@@ -147,7 +147,7 @@ def addmm(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], k
     operands = bind_operands(("input", "mat1", "mat2"), args, kwargs)
     if operands is None:
         return func(*args, **kwargs)
-    bias, given, weight = operands
+    bias, inputs, weight = operands
     whole = bias.dim() and bias.numel() == bias.shape[-1] == weight.shape[-1]
     views = usable_views(recorder, {"weight": weight, "bias": bias if whole else None}, usable_matrix)
     if not views:
@@ -155,10 +155,10 @@ def addmm(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], k
     if "weight" in views:
         views["weight"] = views["weight"].permute((1, 0))
 
-    def transposed(given: Tensor, weight: Tensor, bias: Tensor) -> Any:
-        return func(bias, given, weight.mT)
+    def apply(inputs: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        return func(bias, inputs, weight.mT)
 
-    return apply_linear(recorder, views, given, weight.mT, bias, transposed)
+    return apply_linear(recorder, views, inputs, weight.mT, bias, apply)
 
 
 def baddbmm(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -166,19 +166,19 @@ def baddbmm(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...],
     operands = bind_operands(("input", "batch1", "batch2"), args, kwargs)
     if operands is None:
         return func(*args, **kwargs)
-    bias, given, weight = operands
-    contraction = find_contraction(recorder, Letters("gti", "gio", "gto"), given, weight)
+    bias, inputs, weight = operands
+    contraction = find_contraction(recorder, Letters("gti", "gio", "gto"), inputs, weight)
     if contraction is None:
         return func(*args, **kwargs)
     view = usable_range(recorder.resolve(bias)) if bias.shape == (len(weight), 1, weight.shape[-1]) else None
     bias = bias if view is None else recorder.alias(bias)
-    return record_contraction(recorder, contraction, weight, lambda weight: func(bias, given, weight), view)
+    return record_contraction(recorder, contraction, weight, lambda weight: func(bias, inputs, weight), view)
 
 
 def parse_equation(equation: str, first: Tensor, second: Tensor) -> Letters | None:
     """The letters of `torch.einsum`, with letters in place of `...`; None where there are not two operands."""
-    given, arrow, product = equation.replace(" ", "").partition("->")
-    operands = given.split(",")
+    terms, arrow, product = equation.replace(" ", "").partition("->")
+    operands = terms.split(",")
     if len(operands) != 2:
         return None
     hidden = [
@@ -191,8 +191,8 @@ def parse_equation(equation: str, first: Tensor, second: Tensor) -> Letters | No
         return None
     words = [words.replace("...", dots[most - count :]) for words, count in zip(operands, hidden, strict=True)]
     if not arrow:
-        once = [letter for letter in sorted(set(given) - set(",.")) if given.count(letter) == 1]
-        product = "".join(("..." if "..." in given else "", *once))
+        once = [letter for letter in sorted(set(terms) - set(",.")) if terms.count(letter) == 1]
+        product = "".join(("..." if "..." in terms else "", *once))
     return Letters(words[0], words[1], product.replace("...", dots))
 
 

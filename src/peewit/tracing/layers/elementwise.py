@@ -107,15 +107,15 @@ def expand(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
 def prelu(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`F.prelu(input, weight)`: one slope below zero, or one for each channel."""
     values = dict(zip(("input", "weight"), args, strict=False)) | kwargs
-    given, weight = values["input"], values["weight"]
-    if recorder.resolve(weight) is None or not given.dim() or weight.dtype != given.dtype:
+    inputs, weight = values["input"], values["weight"]
+    if recorder.resolve(weight) is None or not inputs.dim() or weight.dtype != inputs.dtype:
         return func(*args, **kwargs)
-    shaped = weight.view(-1, *[1] * max(given.dim() - 2, 0))  # channels are the second axis
+    shaped = weight.view(-1, *[1] * max(inputs.dim() - 2, 0))  # channels are the second axis
     view = recorder.resolve(shaped)
     if view is None:
         return func(*args, **kwargs)
     recorder.refuse_mapping()
-    output = torch.where(given > 0, given, given * recorder.broadcast(MULTIPLY, view, tuple(given.shape)))
+    output = torch.where(inputs > 0, inputs, inputs * recorder.broadcast(MULTIPLY, view, tuple(inputs.shape)))
     recorder.show_result(output)
     return output
 

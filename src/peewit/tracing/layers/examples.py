@@ -82,4 +82,4 @@ def batch_axes(shape: tuple[int, ...], axes: tuple[int, ...], examples: int) -> 
     """All places where the examples could be, the likeliest first."""
     places = [BatchAxis(axis, "none") for axis in axes]
     places += [BatchAxis(axis, fold) for axis in axes for fold in ("major", "minor")]
-    return [place for place in places if place.fits(shape, examples)]
+    return [axis for axis in places if axis.fits(shape, examples)]

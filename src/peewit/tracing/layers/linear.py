@@ -46,12 +46,12 @@ class Axes:
 
     def arrange(self, tensor: Tensor, lead: int, examples: int | None, dims: int) -> Tensor:
         """(lead..., `dims` axes without that of the examples, columns...) -> (lead..., G, T, rows or columns)."""
-        here = [axis for axis in range(dims) if axis != examples]
-        positions = [axis for axis in here if axis not in self.groups and axis not in self.rows]
-        order = [lead + here.index(axis) for axis in (*self.groups, *positions, *self.rows)]
+        axes = [axis for axis in range(dims) if axis != examples]
+        positions = [axis for axis in axes if axis not in self.groups and axis not in self.rows]
+        order = [lead + axes.index(axis) for axis in (*self.groups, *positions, *self.rows)]
         sizes = [tensor.shape[axis] for axis in order]
         groups, places = len(self.groups), len(self.groups) + len(positions)
-        ordered = tensor.permute(*range(lead), *order, *range(lead + len(here), tensor.dim()))
+        ordered = tensor.permute(*range(lead), *order, *range(lead + len(axes), tensor.dim()))
         width = math.prod(ordered.shape[lead + places :])
         return ordered.reshape(*tensor.shape[:lead], math.prod(sizes[:groups]), math.prod(sizes[groups:places]), width)
 
@@ -145,10 +145,10 @@ class ExactLinear(torch.autograd.Function):
     """Torch's linear map with such gradients; its weight and bias are recorded and need none here."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """(..., I) -> (..., O)."""
         ctx.save_for_backward(weight)
-        return F.linear(given, weight, bias)
+        return F.linear(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -192,34 +192,36 @@ def linear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], 
 
 
 def apply_linear(
-    recorder: Recorder, views: Views, given: Tensor, weight: Tensor, bias: Any, apply: Callable[..., Any]
+    recorder: Recorder, views: Views, inputs: Tensor, weight: Tensor, bias: Any, apply: Callable[..., Any]
 ) -> Any:
     """Record `apply(given, weight, bias)`, which is `F.linear` with a weight (O, I); `views` are of its weights."""
     weight = recorder.alias(weight) if "weight" in views else weight
     bias = recorder.alias(bias) if "bias" in views else bias
-    if wants_exact_gradient(recorder, given, weight, bias, views):
+    if wants_exact_gradient(recorder, inputs, weight, bias, views):
         apply = ExactLinear.apply
-    output = apply(given, weight, bias)
-    return recorder.record(LINEAR, output, views, (given,), tuple(range(output.dim() - 1)))
+    output = apply(inputs, weight, bias)
+    return recorder.record(LINEAR, output, views, (inputs,), tuple(range(output.dim() - 1)))
 
 
-def wants_exact_gradient(recorder: Recorder, given: Tensor, weight: Tensor, bias: Any, views: Views) -> bool:
+def wants_exact_gradient(recorder: Recorder, inputs: Tensor, weight: Tensor, bias: Any, views: Views) -> bool:
     """Whether a large linear map in float32 on a GPU only needs the gradient of its input."""
-    if not recorder.exact or not only_input_gradient(recorder, given, weight, bias, views):
+    if not recorder.exact or not only_input_gradient(recorder, inputs, weight, bias, views):
         return False
     if bias is not None and bias.dim() != 1:
         return False
-    return kernel_products.in_parts(weight.detach(), math.prod(given.shape[:-1]) * weight.numel())
+    return kernel_products.in_parts(weight.detach(), math.prod(inputs.shape[:-1]) * weight.numel())
 
 
-def only_input_gradient(recorder: Recorder, given: Tensor, weight: Tensor, bias: Any, views: Views) -> bool:
+def only_input_gradient(recorder: Recorder, inputs: Tensor, weight: Tensor, bias: Any, views: Views) -> bool:
     """Whether a layer only needs the gradient of its input, once, in the dtype of its weight."""
-    if recorder.second or not given.requires_grad or weight.dtype != given.dtype:
+    if recorder.second or not inputs.requires_grad or weight.dtype != inputs.dtype:
         return False
-    if torch.is_autocast_enabled(given.device.type):
+    if torch.is_autocast_enabled(inputs.device.type):
         return False
-    others = [each for role, each in (("weight", weight), ("bias", bias)) if role not in views and each is not None]
-    return not any(each.requires_grad for each in others)
+    others = [
+        tensor for role, tensor in (("weight", weight), ("bias", bias)) if role not in views and tensor is not None
+    ]
+    return not any(tensor.requires_grad for tensor in others)
 
 
 def bilinear(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -65,10 +65,10 @@ class FrozenBatchNorm(torch.autograd.Function):
     """Batch norm with running statistics, whose gradient is one product; torch's passes over it several times."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, slope: Tensor, values: dict[str, Any]) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, slope: Tensor, values: dict[str, Any]) -> Tensor:
         """Torch's own output; `slope` multiplies each channel."""
         ctx.save_for_backward(slope)
-        output: Tensor = F.batch_norm(**{**values, "input": given})
+        output: Tensor = F.batch_norm(**{**values, "input": inputs})
         return output
 
     @staticmethod
@@ -80,24 +80,24 @@ class FrozenBatchNorm(torch.autograd.Function):
 
 def frozen_batch_norm(values: dict[str, Any]) -> Tensor:
     """`F.batch_norm`; its weight and bias are recorded, and need no gradient here."""
-    given, mean, variance = values["input"], values["running_mean"], values["running_var"]
-    if not given.requires_grad or mean is None or variance is None or mean.requires_grad or variance.requires_grad:
+    inputs, mean, variance = values["input"], values["running_mean"], values["running_var"]
+    if not inputs.requires_grad or mean is None or variance is None or mean.requires_grad or variance.requires_grad:
         output: Tensor = F.batch_norm(**values)
         return output
     weight = values.get("weight")
     slope = (variance + values.get("eps", 1e-5)).rsqrt()
     if weight is not None:
         slope = slope * weight.detach()
-    fixed = {role: each.detach() if isinstance(each, Tensor) else each for role, each in values.items()}
-    normalised: Tensor = FrozenBatchNorm.apply(given, slope.to(given.dtype), fixed)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    fixed = {role: value.detach() if isinstance(value, Tensor) else value for role, value in values.items()}
+    normalised: Tensor = FrozenBatchNorm.apply(inputs, slope.to(inputs.dtype), fixed)  # type: ignore[no-untyped-call]  # torch does not annotate it
     return normalised
 
 
 def layer_norm_gradient(
-    grad: Tensor, given: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None, width: int
+    grad: Tensor, inputs: Tensor, mean: Tensor, slope: Tensor, weight: Tensor | None, width: int
 ) -> Tensor:
     """Gradients (K, ..., width) of a layer norm's output -> of its input; `slope` is 1 / standard deviation."""
-    rows, flat = given.reshape(-1, width), grad.reshape(grad.shape[0], -1, width)
+    rows, flat = inputs.reshape(-1, width), grad.reshape(grad.shape[0], -1, width)
     mean, slope = mean.reshape(-1, 1), slope.reshape(-1, 1)
     scale = None if weight is None else weight.reshape(-1)
     gradient = None
@@ -115,10 +115,10 @@ class FrozenLayerNorm(torch.autograd.Function):
     """Torch's layer norm with such a gradient; its weight and bias are recorded, and need none here."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, shape: list[int], weight: Any, bias: Any, eps: float) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, shape: list[int], weight: Any, bias: Any, eps: float) -> Tensor:
         """Torch's own output."""
-        output, mean, slope = torch.native_layer_norm(given, shape, weight, bias, eps)
-        ctx.save_for_backward(given, mean, slope, weight)
+        output, mean, slope = torch.native_layer_norm(inputs, shape, weight, bias, eps)
+        ctx.save_for_backward(inputs, mean, slope, weight)
         ctx.width = math.prod(shape)
         return output
 
@@ -130,23 +130,23 @@ class FrozenLayerNorm(torch.autograd.Function):
 
 def layer_norm(recorder: Recorder, values: dict[str, Any]) -> Tensor:
     """`F.layer_norm`, with a gradient of our own on a GPU that pulls back several probes."""
-    given, weight, bias = (values.get(role) for role in ("input", "weight", "bias"))
+    inputs, weight, bias = (values.get(role) for role in ("input", "weight", "bias"))
     shape = list(values["normalized_shape"])
     faster = (
-        isinstance(given, Tensor)
+        isinstance(inputs, Tensor)
         and recorder.probes
         and not recorder.second
-        and given.requires_grad
-        and not torch.is_autocast_enabled(given.device.type)
-        and all(each is None or each.dtype == given.dtype for each in (weight, bias))
+        and inputs.requires_grad
+        and not torch.is_autocast_enabled(inputs.device.type)
+        and all(tensor is None or tensor.dtype == inputs.dtype for tensor in (weight, bias))
         and math.prod(shape) <= kernel_gradients.WIDEST_ROW
-        and available.usable(given.detach())
+        and available.usable(inputs.detach())
     )
     if not faster:
         output: Tensor = F.layer_norm(**values)
         return output
-    fixed = [None if each is None else each.detach() for each in (weight, bias)]
-    normalised: Tensor = FrozenLayerNorm.apply(given, shape, *fixed, values.get("eps", 1e-5))  # type: ignore[no-untyped-call]  # torch's
+    fixed = [None if tensor is None else tensor.detach() for tensor in (weight, bias)]
+    normalised: Tensor = FrozenLayerNorm.apply(inputs, shape, *fixed, values.get("eps", 1e-5))  # type: ignore[no-untyped-call]  # torch's
     return normalised
 
 
@@ -181,8 +181,8 @@ def norm_handler(name: str, function: Callable[..., Any], per_channel: bool) -> 
             output = function(**aliased)
         without = {"weight": None, **({"bias": None} if "bias" in names else {})}
 
-        def normalise(given: Tensor) -> Tensor:
-            normalised: Tensor = function(**{**values, **without, "input": given})
+        def normalise(inputs: Tensor) -> Tensor:
+            normalised: Tensor = function(**{**values, **without, "input": inputs})
             if normalised.requires_grad:
                 # torch's backward of batch norm misreads a permuted gradient of a single example.
                 normalised.register_hook(Tensor.contiguous)

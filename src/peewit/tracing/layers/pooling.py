@@ -18,11 +18,11 @@ class TiledMaxPool(torch.autograd.Function):
     """Max pooling over windows side by side; a gradient goes to the first largest number, as torch's does."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, high: int, wide: int) -> Tensor:
+    def forward(ctx: Any, images: Tensor, high: int, wide: int) -> Tensor:
         """(..., H, W) -> (..., H / high, W / wide)."""
-        output, index = F.max_pool2d(given, (high, wide), return_indices=True)
+        output, index = F.max_pool2d(images, (high, wide), return_indices=True)
         ctx.save_for_backward(index)
-        ctx.sizes = high, wide, given.shape[-1]
+        ctx.sizes = high, wide, images.shape[-1]
         return output
 
     @staticmethod
@@ -53,11 +53,11 @@ class ScatteredMaxPool(torch.autograd.Function):
     """Max pooling over any windows, by scattering: on a CPU that is faster."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, apart: bool, options: dict[str, Any]) -> Tensor:
+    def forward(ctx: Any, images: Tensor, apart: bool, options: dict[str, Any]) -> Tensor:
         """(..., H, W) -> (..., h, w)."""
-        output, index = F.max_pool2d(given, **options, return_indices=True)
+        output, index = F.max_pool2d(images, **options, return_indices=True)
         ctx.save_for_backward(index)
-        ctx.sizes, ctx.apart = (given.shape[-2], given.shape[-1]), apart
+        ctx.sizes, ctx.apart = (images.shape[-2], images.shape[-1]), apart
         return output
 
     @staticmethod
@@ -71,28 +71,28 @@ def max_pool(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...]
     """`F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)`."""
     names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
     values = dict(zip(names, args, strict=False)) | kwargs
-    given = values.get("input")
+    images = values.get("input")
     indices = values.pop("return_indices", False)
-    if not isinstance(given, Tensor) or not given.requires_grad or indices or recorder.second:
+    if not isinstance(images, Tensor) or not images.requires_grad or indices or recorder.second:
         return func(*args, **kwargs)
     kernel, stride = per_axis(values["kernel_size"], 2), values.get("stride")
     step = kernel if stride is None or (isinstance(stride, list | tuple) and not stride) else per_axis(stride, 2)
     dilation = per_axis(values.get("dilation", 1), 2)
-    if given.is_cuda:
+    if images.is_cuda:
         side_by_side = (
-            given.dim() == 4
+            images.dim() == 4
             and step == kernel
             and per_axis(values.get("padding", 0), 2) == (0, 0)
             and dilation == (1, 1)
-            and given.shape[-2] % kernel[0] == 0
-            and given.shape[-1] % kernel[1] == 0
+            and images.shape[-2] % kernel[0] == 0
+            and images.shape[-1] % kernel[1] == 0
         )
-        return TiledMaxPool.apply(given, *kernel) if side_by_side else func(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
-    if not recorder.probes or not given.numel() or given.device.type != "cpu":
+        return TiledMaxPool.apply(images, *kernel) if side_by_side else func(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
+    if not recorder.probes or not images.numel() or images.device.type != "cpu":
         return func(*args, **kwargs)
     apart = all(step[axis] > dilation[axis] * (kernel[axis] - 1) for axis in range(2))
     options = {name: value for name, value in values.items() if name != "input"}
-    return ScatteredMaxPool.apply(given, apart, options)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    return ScatteredMaxPool.apply(images, apart, options)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
 
 HANDLERS: dict[Any, Handler] = {F.max_pool2d: max_pool}

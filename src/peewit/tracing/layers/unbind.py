@@ -54,12 +54,12 @@ class Unbind(torch.autograd.Function):
     """Torch's `unbind` with such a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, axis: int) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, tensor: Tensor, axis: int) -> tuple[Tensor, ...]:
         """Views of the parts."""
         ctx.axis = axis
-        steps = given.stride()
-        ctx.order = tuple(sorted(range(given.dim()), key=lambda each: -steps[each]))
-        return given.unbind(axis)
+        steps = tensor.stride()
+        ctx.order = tuple(sorted(range(tensor.dim()), key=lambda dim: -steps[dim]))
+        return tensor.unbind(axis)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -70,25 +70,25 @@ class Unbind(torch.autograd.Function):
 def unbind(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x.unbind(dim)` of a computed tensor whose axes are not in the order of memory."""
     values = dict(zip(("input", "dim"), args, strict=False)) | kwargs
-    given, axis = values.get("input"), values.get("dim", 0)
+    tensor, axis = values.get("input"), values.get("dim", 0)
     plain = (
         recorder.second
         or not recorder.probes
-        or not isinstance(given, Tensor)
+        or not isinstance(tensor, Tensor)
         or not isinstance(axis, int)
-        or given.grad_fn is None
-        or (given._base is not None and given._base.is_leaf)  # a weight: its parts are recognised as such
-        or not given.numel()
-        or not -given.dim() <= axis < given.dim()
-        or given.is_nested
-        or not given.is_floating_point()
-        or 0 in given.stride()  # expanded
-        or given.stride(axis) == max(given.stride())  # torch's own is in order
+        or tensor.grad_fn is None
+        or (tensor._base is not None and tensor._base.is_leaf)  # a weight: its parts are recognised as such
+        or not tensor.numel()
+        or not -tensor.dim() <= axis < tensor.dim()
+        or tensor.is_nested
+        or not tensor.is_floating_point()
+        or 0 in tensor.stride()  # expanded
+        or tensor.stride(axis) == max(tensor.stride())  # torch's own is in order
     )
     if plain:
         return func(*args, **kwargs)
-    assert isinstance(given, Tensor)
-    return Unbind.apply(given, axis % given.dim())  # type: ignore[no-untyped-call]  # torch does not annotate it
+    assert isinstance(tensor, Tensor)
+    return Unbind.apply(tensor, axis % tensor.dim())  # type: ignore[no-untyped-call]  # torch does not annotate it
 
 
 HANDLERS: dict[Any, Handler] = {torch.unbind: unbind, torch.Tensor.unbind: unbind}

@@ -36,10 +36,10 @@ class WeightView:
             return None
         offset = tensor.storage_offset() - parameter.storage_offset()
         sizes = tuple(tensor.shape), tensor.stride(), tuple(parameter.shape), parameter.stride()
-        found = steps_of(offset, *sizes)
-        if found is None:
+        numbering = steps_of(offset, *sizes)
+        if numbering is None:
             return None
-        return WeightView(name=name, tensor=tensor, parameter=parameter, start=found[0], steps=found[1])
+        return WeightView(name=name, tensor=tensor, parameter=parameter, start=numbering[0], steps=numbering[1])
 
     @property
     def part(self) -> WeightRange:
@@ -82,7 +82,7 @@ def own_steps(shape: Sizes) -> Sizes:
 def in_order(shape: Sizes, steps: Sizes) -> bool:
     """Whether elements this far apart are a contiguous range in the order of the axes; an axis of one has no steps."""
     pairs = zip(shape, steps, own_steps(shape), strict=True)
-    return 0 in shape or all(size == 1 or step == own for size, step, own in pairs)
+    return 0 in shape or all(size == 1 or step == own_step for size, step, own_step in pairs)
 
 
 def reach(shape: Sizes, steps: Sizes) -> int:

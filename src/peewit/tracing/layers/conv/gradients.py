@@ -32,7 +32,7 @@ ROOMY = 4 << 30  # bytes of a budget from which that workspace does not matter
 class GradientGeometry(NamedTuple):
     """A convolution with one group, and how its gradients are computed."""
 
-    given: tuple[int, ...]  # the shape (C, H, W) of its input
+    shape: tuple[int, ...]  # the shape (C, H, W) of its input
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
@@ -50,8 +50,8 @@ class GradientGeometry(NamedTuple):
 
     def pieces(self, grad: Tensor, result: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Gradients and the part of the result that they lead to, some examples at a time."""
-        each = grad.element_size() * grad[0].numel()
-        step = max(1, min(self.piece, max(LEAST, each * len(grad) // PIECES)) // each)
+        bytes_per_example = grad.element_size() * grad[0].numel()
+        step = max(1, min(self.piece, max(LEAST, bytes_per_example * len(grad) // PIECES)) // bytes_per_example)
         yield from zip(grad.split(step), result.split(step), strict=True)
 
 
@@ -63,7 +63,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 def gradient_in_parts(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
     """(n, O, H', W') -> (n, C, H, W) by three convolutions of numbers of 11 bits."""
-    result = grad.new_empty(grad.shape[0], *geometry.given)
+    result = grad.new_empty(grad.shape[0], *geometry.shape)
     high, low = kernel_products.round_to_eleven_bits(weight)
     with use_precision("tf32"):
         for piece, target in geometry.pieces(grad, result):
@@ -76,7 +76,7 @@ def gradient_in_parts(grad: Tensor, weight: Tensor, geometry: GradientGeometry) 
 
 def gradient_by_torch(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
     """(n, O, H', W') -> (n, C, H, W) by torch, in pieces that bound its workspace."""
-    result = grad.new_empty(grad.shape[0], *geometry.given)
+    result = grad.new_empty(grad.shape[0], *geometry.shape)
     for piece, target in geometry.pieces(grad, result):
         target.copy_(geometry.back(piece, weight, target))
     return result
@@ -85,7 +85,7 @@ def gradient_by_torch(grad: Tensor, weight: Tensor, geometry: GradientGeometry) 
 def input_gradient(grad: Tensor, weight: Tensor, geometry: GradientGeometry) -> Tensor:
     """(n, O, H', W') -> (n, C, H, W) in parts, or by torch where kernels do not run."""
     if not grad.numel():
-        return grad.new_zeros(grad.shape[0], *geometry.given)
+        return grad.new_zeros(grad.shape[0], *geometry.shape)
     gradient = None
     if geometry.parts and grad.dtype == torch.float32 and not available.broken:
         gradient = available.attempt(lambda: gradient_in_parts(grad, weight, geometry))
@@ -102,11 +102,11 @@ class Convolution(torch.autograd.Function):
     """Torch's convolution with such gradients; its weight and bias are recorded, and need none here."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, geometry: GradientGeometry) -> Tensor:
+    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, geometry: GradientGeometry) -> Tensor:
         """(B, C, H, W) -> (B, O, H', W')."""
         ctx.save_for_backward(weight)
         ctx.geometry = geometry
-        return F.conv2d(given, weight, bias, geometry.stride, geometry.padding, geometry.dilation)
+        return F.conv2d(images, weight, bias, geometry.stride, geometry.padding, geometry.dilation)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -121,12 +121,12 @@ def on_gpu(x: Tensor) -> bool:
 
 
 def choose_geometry(
-    recorder: Recorder, given: Tensor, weight: Tensor, geometry: GradientGeometry
+    recorder: Recorder, images: Tensor, weight: Tensor, geometry: GradientGeometry
 ) -> GradientGeometry | None:
     """The geometry with how to compute gradients; None where torch's own are as good."""
-    if not on_gpu(given):
+    if not on_gpu(images):
         return None
-    operations = given.shape[0] * math.prod(given.shape[2:]) * weight.numel()
+    operations = images.shape[0] * math.prod(images.shape[2:]) * weight.numel()
     wide = min(weight.shape[:2]) >= NARROWEST and kernel_products.in_parts(weight.detach(), operations)
     piece = max(1, int(min(PIECE, recorder.room / SHARE)))
     if recorder.exact and wide and not convolutions_rounded():

@@ -45,7 +45,7 @@ TILE = 512  # side of the squares that a large matrix is mirrored by on a CPU
 class PatchMoments:
     """Sums of the patches of images (B, [fold], C, spatial...)."""
 
-    given: Tensor
+    images: Tensor
     axes: tuple[Axis, ...]
     groups: int
 
@@ -53,15 +53,15 @@ class PatchMoments:
     def cheaper(self) -> bool:
         """Whether sums by offsets take less time than unfolded patches."""
         dims = len(self.axes)
-        channels = self.given.shape[-dims - 1]
-        images = math.prod(self.given.shape[: -dims - 1])
-        return is_worthwhile(self.axes, images, channels // self.groups, self.groups, self.given.is_cuda)
+        channels = self.images.shape[-dims - 1]
+        number = math.prod(self.images.shape[: -dims - 1])
+        return is_worthwhile(self.axes, number, channels // self.groups, self.groups, self.images.is_cuda)
 
     def first(self, examples: slice, dtype: torch.dtype = torch.float32) -> Tensor:
         """(b, G, C / G * kernel): sums over places."""
-        given = self.given[examples]
+        images = self.images[examples]
         dims = len(self.axes)
-        sums = given.reshape(given.shape[0], -1, *given.shape[given.dim() - dims - 1 :])
+        sums = images.reshape(images.shape[0], -1, *images.shape[images.dim() - dims - 1 :])
         sums = sums.to(torch.promote_types(sums.dtype, dtype))
         for dim, axis in reversed(list(enumerate(self.axes, 3))):
             by_tap = [sums.movedim(dim, 0)[axis.pixels(tap)].sum(0) for tap in range(axis.kernel)]
@@ -70,22 +70,22 @@ class PatchMoments:
 
     def second(self, budget: Budget, dtype: torch.dtype = torch.float32) -> Tensor:
         """(G, C / G, taps, C / G, taps): `sum a a^T` over all patches."""
-        given = self.given.reshape(-1, *self.given.shape[self.given.dim() - len(self.axes) - 1 :])
-        return second_moments(given, self.axes, self.groups, budget, dtype)
+        images = self.images.reshape(-1, *self.images.shape[self.images.dim() - len(self.axes) - 1 :])
+        return second_moments(images, self.axes, self.groups, budget, dtype)
 
 
 def second_moments(
-    given: Tensor, axes: Sequence[Axis], groups: int, budget: Budget, dtype: torch.dtype = torch.float32
+    images: Tensor, axes: Sequence[Axis], groups: int, budget: Budget, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """(n, C, spatial...) -> (G, C / G, taps, C / G, taps): `sum a a^T` over all patches, exactly symmetric."""
     if len(axes) == 1:  # a row of its own, so that all offsets of the only axis are in one product
-        given = given.unsqueeze(2)
+        images = images.unsqueeze(2)
     outer, *inner = with_rows(axes)
-    channels = given.shape[1] // groups
-    dtype = torch.promote_types(given.dtype, dtype)
+    channels = images.shape[1] // groups
+    dtype = torch.promote_types(images.dtype, dtype)
     sums: dict[tuple[tuple[TapGroup, ...], TapGroup, Cell], Tensor] = {}
-    for examples in example_blocks(given, axes, groups, budget, dtype):
-        part = given[examples].to(dtype)
+    for examples in example_blocks(images, axes, groups, budget, dtype):
+        part = images[examples].to(dtype)
         split = part.reshape(part.shape[0], groups, channels, *part.shape[2:])
         order = (1, *range(3, split.dim()), 0, 2)  # (G, spatial..., n, C): moved images are then whole blocks
         margins = [size for axis in reversed(inner) for size in (axis.reach, axis.reach)]
@@ -96,7 +96,7 @@ def second_moments(
                     key = bases, pair, cell
                     sums[key] = product if key not in sums else sums[key].add_(product)
     side = (outer.kernel, *taps_of(inner), channels)
-    moments = given.new_empty((groups, *side, *side), dtype=dtype)
+    moments = images.new_empty((groups, *side, *side), dtype=dtype)
     for bases in phases_together(inner):
         for pair in tap_pairs(outer):
             cells = {cell: sums.pop((bases, pair, cell)) for cell in cells_of(bases) if pair.intervals}
@@ -107,16 +107,16 @@ def second_moments(
 
 
 def example_blocks(
-    given: Tensor, axes: Sequence[Axis], groups: int, budget: Budget, dtype: torch.dtype = torch.float32
+    images: Tensor, axes: Sequence[Axis], groups: int, budget: Budget, dtype: torch.dtype = torch.float32
 ) -> Iterable[slice]:
     """Slices of examples whose copies fit the budget; on a CPU also its cache, unless the sums are larger."""
-    size = torch.promote_types(given.dtype, dtype).itemsize
-    each = count_copies(axes, given.shape[1]) * size
-    if given.is_cuda:
-        return budget.slices(given.shape[0], each)
-    sums = 2 * count_costs(tuple(axes))[1] * groups * (given.shape[1] // groups) ** 2 * size
+    size = torch.promote_types(images.dtype, dtype).itemsize
+    bytes_per_example = count_copies(axes, images.shape[1]) * size
+    if images.is_cuda:
+        return budget.slices(images.shape[0], bytes_per_example)
+    sums = 2 * count_costs(tuple(axes))[1] * groups * (images.shape[1] // groups) ** 2 * size
     block = min(budget.bytes / 2, max(CPU_BLOCK, sums))
-    return Budget(int(block)).slices(given.shape[0], each, 1.0)
+    return Budget(int(block)).slices(images.shape[0], bytes_per_example, 1.0)
 
 
 def cell_products(
@@ -142,13 +142,13 @@ def moved_copies(
     stride = image.stride()
     sizes, steps, offsets, jumps = [], [], [], []
     start = image.storage_offset() + phase * stride[1]
-    for axis, base, (low, high), each in zip(inner, bases, cell, stride[2:-2], strict=True):
+    for axis, base, (low, high), step in zip(inner, bases, cell, stride[2:-2], strict=True):
         least, number = base.offsets(axis)
         sizes.append(high - low)
-        steps.append(axis.stride * each)
+        steps.append(axis.stride * step)
         offsets.append(number)
-        jumps.append(axis.dilation * each)
-        start += (axis.reach + base.phase + axis.stride * low + axis.dilation * least) * each
+        jumps.append(axis.dilation * step)
+        start += (axis.reach + base.phase + axis.stride * low + axis.dilation * least) * step
     groups, count, channels = image.shape[0], image.shape[-2], image.shape[-1]
     rows = outer.count(phase)
     copies = image.as_strided(
@@ -214,10 +214,10 @@ def fill_blocks(
         for taps in itertools.product(*inner_runs):
             # (G, C, inner..., C): the blocks of this tap with all that are `offset` on along the first axis.
             target = moments.select(1, tap)
-            for each in taps:
-                target = target.select(1, each)
+            for inner_tap in taps:
+                target = target.select(1, inner_tap)
             target = target.select(2, tap + pair.offset)
-            runs = [by_tap[each] for by_tap, each in zip(inner_runs, taps, strict=True)]
+            runs = [by_tap[inner_tap] for by_tap, inner_tap in zip(inner_runs, taps, strict=True)]
             intervals = [base.intervals[low:high] for base, (low, high) in zip(bases, runs, strict=True)]
             values = [rows[run][cell] for cell in itertools.product(*intervals) if run[0] < run[1]]
             if pair.offset == 0:

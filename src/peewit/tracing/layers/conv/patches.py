@@ -58,22 +58,22 @@ class Window:
 class PatchInputs:
     """The inputs (B, [fold], C, spatial...) of a convolution as patches, made for some examples at a time."""
 
-    given: Tensor
+    images: Tensor
     window: Window
     transposed: bool
 
     def acts(self, width: int, positions: int) -> Acts:
         """The patches as inputs of a linear map, by the fastest ways that there are."""
-        given, window, dims = self.given, self.window, len(self.window.kernel)
+        images, window, dims = self.images, self.window, len(self.window.kernel)
         acts = Acts(make=self.make, width=width, positions=positions, scratch=2 * window.groups * positions * width)
         if self.transposed:
             return acts
-        axes = window.axes(tuple(given.shape[given.dim() - dims :]))
-        acts = replace(acts, moments=PatchMoments(given, axes, window.groups))
-        if given.dim() == dims + 2:
+        axes = window.axes(tuple(images.shape[images.dim() - dims :]))
+        acts = replace(acts, moments=PatchMoments(images, axes, window.groups))
+        if images.dim() == dims + 2:
             acts = replace(acts, make_operand=self.make_operand)
-        plain = dims == 2 and window.groups == 1 and given.dtype == torch.float32 and not given.is_cuda
-        if plain and is_large(axes, width, given.shape[-3]):
+        plain = dims == 2 and window.groups == 1 and images.dtype == torch.float32 and not images.is_cuda
+        if plain and is_large(axes, width, images.shape[-3]):
             acts = replace(acts, make_in_basis=self.make_in_basis)
         return acts
 
@@ -81,24 +81,24 @@ class PatchInputs:
         """(b, G, folds * L, width)."""
         images = self._images(examples)
         unfolded = (unfold_transposed if self.transposed else unfold)(images, self.window)
-        unfolded = unfolded.reshape(len(self.given[examples]), -1, *unfolded.shape[1:])  # (b, folds, G, L, width)
+        unfolded = unfolded.reshape(len(self.images[examples]), -1, *unfolded.shape[1:])  # (b, folds, G, L, width)
         return unfolded.transpose(1, 2).flatten(2, 3)
 
     def make_in_basis(self, examples: slice, basis: Tensor) -> Tensor:
         """(b, 1, folds * L, width) in a basis (1, width, width)."""
         rotated = rotate_patches(self._images(examples), self.window, basis)
-        return rotated.reshape(len(self.given[examples]), 1, -1, rotated.shape[-1])
+        return rotated.reshape(len(self.images[examples]), 1, -1, rotated.shape[-1])
 
     def make_operand(self, examples: slice, basis: Tensor, two: bool, half: torch.dtype) -> operands.Operand:
         """The patches in a basis (G, width, width) as an operand of 16 bits."""
-        if two and operands.worth_parts(self.given, basis):  # there is no fast convolution in float32
+        if two and operands.worth_parts(self.images, basis):  # there is no fast convolution in float32
             return operands.rotate(self.make(examples).float(), basis, 0, two, half)
-        return rotate_operand(self.given[examples], self.window, basis, two, half)
+        return rotate_operand(self.images[examples], self.window, basis, two, half)
 
     def _images(self, examples: slice) -> Tensor:
         """(b * folds, C, spatial...)."""
-        given = self.given[examples]
-        return given.reshape(-1, *given.shape[given.dim() - len(self.window.kernel) - 1 :])
+        images = self.images[examples]
+        return images.reshape(-1, *images.shape[images.dim() - len(self.window.kernel) - 1 :])
 
 
 def is_large(axes: tuple[Axis, ...], width: int, channels: int) -> bool:
@@ -106,9 +106,9 @@ def is_large(axes: tuple[Axis, ...], width: int, channels: int) -> bool:
     return 4 * math.prod(axis.places for axis in axes) >= width > channels
 
 
-def unfold(given: Tensor, window: Window) -> Tensor:
+def unfold(images: Tensor, window: Window) -> Tensor:
     """(n, C, spatial...) -> (n, G, T, C / G * kernel): what each output position sees, in the weight's order."""
-    padded = F.pad(given, window.pads()) if any(window.pads()) else given
+    padded = F.pad(images, window.pads()) if any(window.pads()) else images
     count, width = padded.shape[:2]
     groups, dims = window.groups, len(window.kernel)
     places = [
@@ -126,16 +126,16 @@ def unfold(given: Tensor, window: Window) -> Tensor:
     return views.flatten(2 + dims).flatten(2, 1 + dims)
 
 
-def unfold_transposed(given: Tensor, window: Window) -> Tensor:
+def unfold_transposed(images: Tensor, window: Window) -> Tensor:
     """(n, C, spatial...) -> (n, G, T, C / G * kernel): which inputs land on each output position."""
-    count, width = given.shape[:2]
+    count, width = images.shape[:2]
     dims, taps = len(window.kernel), math.prod(window.kernel)
     # One kernel per tap, which is one there and zero elsewhere, spreads every channel by itself.
-    single = torch.eye(taps, dtype=given.dtype, device=given.device).reshape(1, taps, *window.kernel)
+    single = torch.eye(taps, dtype=images.dtype, device=images.device).reshape(1, taps, *window.kernel)
     function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
     assert not isinstance(window.padding, str)
     spread = function(
-        given.reshape(count * width, 1, *given.shape[2:]),
+        images.reshape(count * width, 1, *images.shape[2:]),
         single,
         None,
         window.stride,
@@ -148,25 +148,25 @@ def unfold_transposed(given: Tensor, window: Window) -> Tensor:
     return spread.permute(0, 1, 4, 2, 3).flatten(3)
 
 
-def rotate_patches(given: Tensor, window: Window, basis: Tensor, last: bool = True) -> Tensor:
+def rotate_patches(images: Tensor, window: Window, basis: Tensor, last: bool = True) -> Tensor:
     """(n, C, spatial...) -> (n, G, T, C / G * kernel) in a basis (G, I, I): a convolution with the basis as kernels."""
     groups, width = basis.shape[:2]
     kernels = basis.mT.reshape(groups * width, -1, *window.kernel)
     padding: Any = window.padding
     if isinstance(padding, str):  # torch warns of "same" where the two sides differ
-        given, padding = F.pad(given, window.pads()), 0
+        images, padding = F.pad(images, window.pads()), 0
     if last:
-        given, kernels = (each.contiguous(memory_format=LAST[given.dim()]) for each in (given, kernels))
+        images, kernels = (each.contiguous(memory_format=LAST[images.dim()]) for each in (images, kernels))
     function: Any = (F.conv1d, F.conv2d, F.conv3d)[len(window.kernel) - 1]
-    rotated = function(given, kernels, None, window.stride, padding, window.dilation, groups)
+    rotated = function(images, kernels, None, window.stride, padding, window.dilation, groups)
     return rotated.reshape(len(rotated), groups, width, -1).transpose(-1, -2)  # type: ignore[no-any-return]  # one of three
 
 
-def rotate_operand(given: Tensor, window: Window, basis: Tensor, two: bool, half: torch.dtype) -> operands.Operand:
+def rotate_operand(images: Tensor, window: Window, basis: Tensor, two: bool, half: torch.dtype) -> operands.Operand:
     """The same as an operand of 16 bits; on a GPU computed from numbers of 16 bits if one part is enough."""
-    if two or not given.is_cuda:
-        return operands.split(rotate_patches(given.float(), window, basis, last=False), 0, two, half)
-    part = operands.split(given, 0, False, half, operands.rotation_top(basis.shape[1]))
+    if two or not images.is_cuda:
+        return operands.split(rotate_patches(images.float(), window, basis, last=False), 0, two, half)
+    part = operands.split(images, 0, False, half, operands.rotation_top(basis.shape[1]))
     short, factor = operands.shorten(basis, half)
     rotated = rotate_patches(part.high, window, short)
     return operands.Operand(rotated, rotated, part.scale * factor, False)

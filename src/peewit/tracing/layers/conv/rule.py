@@ -55,14 +55,14 @@ def apply_convolution(
     recorder: Recorder, func: Callable[..., Any], values: dict[str, Any], window: Window, views: Views
 ) -> Tensor:
     """The convolution, with gradients of our own where these are better than torch's."""
-    given, weight, bias = values["input"], values["weight"], values.get("bias")
+    images, weight, bias = values["input"], values["weight"], values.get("bias")
     two_dimensional = len(window.kernel) == 2 and window.groups == 1 and not isinstance(window.padding, str)
-    if two_dimensional and only_input_gradient(recorder, given, weight, bias, views):
+    if two_dimensional and only_input_gradient(recorder, images, weight, bias, views):
         assert not isinstance(window.padding, str)
-        plain = GradientGeometry(tuple(given.shape[1:]), window.stride, window.padding, window.dilation)
-        geometry = choose_geometry(recorder, given, weight, plain)
+        plain = GradientGeometry(tuple(images.shape[1:]), window.stride, window.padding, window.dilation)
+        geometry = choose_geometry(recorder, images, weight, plain)
         if geometry is not None:
-            convolved: Tensor = Convolution.apply(given, weight, bias, geometry)  # type: ignore[no-untyped-call]  # torch's
+            convolved: Tensor = Convolution.apply(images, weight, bias, geometry)  # type: ignore[no-untyped-call]  # torch's
             return convolved
     output: Tensor = func(**values)
     return output
@@ -78,8 +78,8 @@ def convolution_handler(dims: int, transposed: bool) -> Handler:
     def handler(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = NAMES_TRANSPOSED if transposed else NAMES
         values = dict(zip(names, args, strict=False)) | kwargs
-        given, views = values["input"], usable_views(recorder, values)
-        if not views or given.dim() != dims + 2:
+        images, views = values["input"], usable_views(recorder, values)
+        if not views or images.dim() != dims + 2:
             return func(*args, **kwargs)
         padding = values.get("padding", 0)
         window = Window(
@@ -92,7 +92,7 @@ def convolution_handler(dims: int, transposed: bool) -> Handler:
         )
         values |= {role: recorder.alias(values[role]) for role in views}
         output = func(**values) if transposed else apply_convolution(recorder, func, values, window, views)
-        return recorder.record(CONV_TRANSPOSED if transposed else CONV, output, views, (given,), (0,), window)
+        return recorder.record(CONV_TRANSPOSED if transposed else CONV, output, views, (images,), (0,), window)
 
     return handler
 
