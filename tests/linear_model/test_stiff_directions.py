@@ -96,7 +96,7 @@ def test_directions_and_their_products(structure: Any, prior: str) -> None:
     delta = la.prior.delta(la.space, la.weights)
     assert torch.allclose(made.directions.gram(target).to(u), u * delta @ u.T, atol=1e-9)
     v = normal(la.D).to(u)
-    found = made.directions.coordinates(target, functools.partial(target.weighted, v))
+    found = made.directions.coordinates(target, functools.partial(target.weigh, v))
     assert torch.allclose(found.to(u), u @ (delta * v), atol=1e-9)
     # Stiff: curvature and prior over the prior alone.
     ratios = (u * la.precision.mv(u)).sum(1) / (u * delta * u).sum(1)
@@ -386,7 +386,7 @@ def test_nothing_is_bought_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def noted(self: Solver, target: Target, number: int) -> Any:
         made = own(self, target, number)
-        bought.extend((each.block, each.place) for each in made)
+        bought.extend((each.block, each.index) for each in made)
         return made
 
     monkeypatch.setattr(Solver, "_candidates", noted)

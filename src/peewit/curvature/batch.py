@@ -49,11 +49,11 @@ class Batch:
         total = self.total
         for start in range(0, total, self.step):
             probes = self.kind.probes(self.view, start, min(start + self.step, total))
-            found = self.tape.pull(self.view.form.restore(probes).to(self.tape.output.dtype))
-            changed = self.tape.learner.note_forms(found)
+            jacobians = self.tape.pull(self.view.form.restore(probes).to(self.tape.output.dtype))
+            changed = self.tape.learner.note_forms(jacobians)
             if changed:
                 raise PassRestart(f"{', '.join(changed)} turned out to be applied in several ways")
-            yield found
+            yield jacobians
 
 
 class KeptChunks:
@@ -79,5 +79,5 @@ def bytes_of(chunk: Chunk) -> int:
     """Bytes of the gradients in a chunk of probes; a bias shares those of its weight."""
     matrices = [each for each in chunk.values() if isinstance(each, Matrix)]
     values = [each.value for each in chunk.values() if isinstance(each, Explicit)]
-    once = {id(each): each for each in [*values, *(term.grad for own in matrices for term in own.terms)]}
+    once = {id(each): each for each in [*values, *(term.grad for matrix in matrices for term in matrix.terms)]}
     return sum(each.numel() * each.element_size() for each in once.values())

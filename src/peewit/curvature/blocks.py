@@ -32,15 +32,15 @@ class OperatorBlock:
 
     def take(self, v: Tensor) -> Tensor:
         """(..., D) -> (..., P)."""
-        return self.joined([v[..., piece] for piece in self.slices])
+        return self.join([v[..., piece] for piece in self.slices])
 
-    def joined(self, pieces: Sequence[Tensor]) -> Tensor:
+    def join(self, pieces: Sequence[Tensor]) -> Tensor:
         """Pieces of a vector (..., D) in the places of the slices -> (..., P)."""
         if self.joint is not None:
             return join(pieces[0], pieces[1], self.joint)
         return pieces[0] if len(pieces) == 1 else torch.cat([*pieces], -1)
 
-    def put(self, v: Tensor) -> list[tuple[slice, Tensor]]:
+    def split(self, v: Tensor) -> list[tuple[slice, Tensor]]:
         """(..., P) -> pieces with their places."""
         if self.joint is not None:
             weight, bias = part_ways(v, self.joint)
@@ -84,10 +84,10 @@ def share(
         return False
     if jacobian.layout != operator.layout:
         return False
-    found = jacobian.inner(operator.inverse, operator.right)
-    if found is None:
+    pair = jacobian.inner(operator.inverse, operator.right)
+    if pair is None:
         return False
-    grad, inner = found
+    grad, inner = pair
     key = id(grad), id(operator.left)
     earlier = shared.get(key)
     shared[key] = (grad, operator, inner if earlier is None else earlier[2] + inner)
@@ -106,7 +106,7 @@ class Blocks:
             raise PeewitError(f"A vector of shape {tuple(v.shape)} was given; expected (..., {self.size}) weights.")
         pieces: list[tuple[slice, Tensor]] = []
         for block in self.blocks:
-            pieces += block.put(getattr(block.operator, method)(block.take(v)))
+            pieces += block.split(getattr(block.operator, method)(block.take(v)))
         pieces.sort(key=lambda piece: piece[0].start)
         return torch.cat([value for _, value in pieces], -1)
 
@@ -133,7 +133,7 @@ class Blocks:
     @unaffected
     def variance(self) -> Tensor:
         """(D,): the diagonal of P^-1."""
-        pieces = [piece for block in self.blocks for piece in block.put(block.operator.variance())]
+        pieces = [piece for block in self.blocks for piece in block.split(block.operator.variance())]
         pieces.sort(key=lambda piece: piece[0].start)
         return torch.cat([value for _, value in pieces])
 

@@ -81,10 +81,10 @@ class GGN:
         rank = view.likelihood.rank(width)
         probes = view.f.new_zeros(stop - start, examples, positions, width)
         for position in range(start // rank, -(-stop // rank)):
-            own = slice(max(start - position * rank, 0), min(stop - position * rank, rank))
-            here = slice(position, position + 1)
-            root = view.likelihood.root(view.f[:, here], view.y[:, here], own)  # (N, 1, C, r)
-            first = position * rank + own.start - start
+            chosen = slice(max(start - position * rank, 0), min(stop - position * rank, rank))
+            at = slice(position, position + 1)
+            root = view.likelihood.root(view.f[:, at], view.y[:, at], chosen)  # (N, 1, C, r)
+            first = position * rank + chosen.start - start
             probes[first : first + root.shape[-1], :, position] = root[:, 0].permute(2, 0, 1)
         return probes
 

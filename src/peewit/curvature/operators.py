@@ -195,8 +195,8 @@ class DenseOperator:
     def inverse_root(self) -> Tensor:
         """L^-T in float64: on a GPU many small solves take longer than products, also in that precision."""
         identity = torch.eye(len(self.matrix), dtype=torch.float64, device=self.matrix.device)
-        made: Tensor = torch.linalg.solve_triangular(self.cholesky.double(), identity, upper=False)
-        return made.mT
+        root: Tensor = torch.linalg.solve_triangular(self.cholesky.double(), identity, upper=False)
+        return root.mT
 
     def mv(self, v: Tensor) -> Tensor:
         """P v."""

@@ -144,5 +144,5 @@ class Source:
 
     def _step(self, tape: Tape) -> int:
         """How many probes of a batch fit the budget at once, beside its activations."""
-        each = self.knowledge.cost(tape.inputs) * tape.examples
-        return max(1, int((self.task.budget.bytes - 4 * each) / (3 * each)))
+        cost = self.knowledge.cost(tape.inputs) * tape.examples
+        return max(1, int((self.task.budget.bytes - 4 * cost) / (3 * cost)))

@@ -157,9 +157,9 @@ class Matrix:
         summed = torch.zeros(self.layout.matrix, dtype=self.dtype, device=self.terms[0].grad.device)
         if self._fusable():
             pairs = self._pairs(left, right, predicting=False)
-            found = available.attempt(lambda: sum((kernel_jacobians.square_sums(*pair) for pair in pairs), summed))
-            if found is not None:
-                return found
+            fused = available.attempt(lambda: sum((kernel_jacobians.square_sums(*pair) for pair in pairs), summed))
+            if fused is not None:
+                return fused
         for examples in self._chunks(3):  # copies in memory
             summed = summed + self.product(examples, left, right).square().sum((0, 2))
         return summed
@@ -173,13 +173,13 @@ class Matrix:
         if (term := self._token()) is not None and left is None:
             total, first = merge_tokens(term, right)
             assert term.acts.index is not None
-            each = weight[0][term.acts.index] * first[..., None]
+            weighted = weight[0][term.acts.index] * first[..., None]
             rows = total.flatten(2).transpose(0, 1)
-            return (rows * each.flatten(1)[:, None]) @ rows.mT
+            return (rows * weighted.flatten(1)[:, None]) @ rows.mT
         if (term := self._single()) is not None:
             return weighted_gram(*self._outer(term, weight, left, right))
-        if (found := self._fused(weight, left, right, diagonal=False)) is not None:
-            return found
+        if (gram := self._fuse(weight, left, right, diagonal=False)) is not None:
+            return gram
         covariances = []
         root = weight.sqrt().unsqueeze(1)
         for examples in self._chunks(2):  # copies in memory
@@ -198,8 +198,8 @@ class Matrix:
         if (term := self._single()) is not None:
             grad, inner = self._outer(term, weight, left, right)
             return torch.einsum("kbo,bo->bk", grad.flatten(2).square(), inner.flatten(1))
-        if (found := self._fused(weight, left, right, diagonal=True)) is not None:
-            return found
+        if (variance := self._fuse(weight, left, right, diagonal=True)) is not None:
+            return variance
         variances = []
         for examples in self._chunks():
             product = self.product(examples, left, right)
@@ -232,7 +232,7 @@ class Matrix:
             grad = operands.rotate(term.grad[:, examples], left, 1, two, half)
             yield grad, term.acts.operand(examples, right, two, half)
 
-    def _fused(self, weight: Tensor, left: Tensor | None, right: Tensor | None, diagonal: bool) -> Tensor | None:
+    def _fuse(self, weight: Tensor, left: Tensor | None, right: Tensor | None, diagonal: bool) -> Tensor | None:
         """(B, K, K) or (B, K) by the kernels; None where they do not serve."""
         if weight.requires_grad or not self._fusable():
             return None

@@ -36,8 +36,8 @@ class Layout:
         """The same with the columns (G, I, O) for rows."""
         groups, rows, columns = self.matrix
         sizes = [self.split[axis] for axis in self.order]
-        first = next(place for place in range(len(sizes) + 1) if math.prod(sizes[:place]) == groups)
-        second = next(place for place in range(first, len(sizes) + 1) if math.prod(sizes[first:place]) == rows)
+        first = next(number for number in range(len(sizes) + 1) if math.prod(sizes[:number]) == groups)
+        second = next(number for number in range(first, len(sizes) + 1) if math.prod(sizes[first:number]) == rows)
         order = (*self.order[:first], *self.order[second:], *self.order[first:second])
         return Layout(self.split, order, (groups, columns, rows))
 
@@ -52,9 +52,9 @@ def rotate(rows: Tensor, basis: Tensor) -> Tensor:
     return rows @ (basis[0] if basis.shape[0] == 1 else basis)
 
 
-def rotate_columns(made: Tensor, basis: Tensor) -> Tensor:
+def rotate_columns(columns: Tensor, basis: Tensor) -> Tensor:
     """(b, G, K, O, n) in a basis (G, n, n) of its columns."""
-    return made @ (basis[0] if basis.shape[0] == 1 else basis.unsqueeze(1))
+    return columns @ (basis[0] if basis.shape[0] == 1 else basis.unsqueeze(1))
 
 
 def join(weight: Tensor, bias: Tensor, layout: Layout) -> Tensor:

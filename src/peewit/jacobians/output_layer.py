@@ -76,7 +76,7 @@ class OutputLayerJacobian:
         """G."""
         return self.order.shape[0]
 
-    def arranged(self, value: Tensor) -> Tensor:
+    def arrange(self, value: Tensor) -> Tensor:
         """(..., G, T, O) -> (..., F) in the network's own order."""
         flat, order = value.flatten(-3), self.order.flatten()
         if torch.equal(order, torch.arange(len(order), device="cpu")):
@@ -87,22 +87,22 @@ class OutputLayerJacobian:
         """(b, G, T, I): the layer's inputs in a basis."""
         return self.acts(examples, basis).to(self.dtype)
 
-    def chunks(self, each: int = 0) -> list[slice]:
+    def chunks(self, extra: int = 0) -> list[slice]:
         """Slices of examples whose inputs, and `each` numbers beside them, fit the budget."""
         groups, positions, rows = self.order.shape
-        numbers = self.acts.scratch + groups * positions * (3 * self.acts.width + 2 * rows) + each
+        numbers = self.acts.scratch + groups * positions * (3 * self.acts.width + 2 * rows) + extra
         return list(self.budget.slices(self.examples, numbers * self.dtype.itemsize, 0.3))
 
     def inner(self, weight: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """`J U diag(weight) U^T J^T = basis diag(inner) basis^T` at every position: (G, O, O) and (B, G, T, O)."""
         basis, turn, table = (right, left, weight) if self.flipped else (left, right, weight.mT)
-        made = [rotate(self.inputs(some, turn).square(), table) for some in self.chunks()]
-        return basis, torch.cat(made)
+        pieces = [rotate(self.inputs(some, turn).square(), table) for some in self.chunks()]
+        return basis, torch.cat(pieces)
 
     def variance(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(B, F): the diagonal of `quad`."""
         basis, inner = self.inner(weight, left, right)
-        return self.arranged(inner if basis is None else rotate(inner, basis.square().mT))
+        return self.arrange(inner if basis is None else rotate(inner, basis.square().mT))
 
     def quad(self, weight: Tensor, left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
         """(B, F, F): `J U diag(weight) U^T J^T` per example."""
@@ -118,7 +118,7 @@ class OutputLayerJacobian:
         products = []
         for some in self.chunks(2 * self.probes * len(vectors)):  # numbers in memory
             moved = torch.einsum("sgoi,bgti->sbgto", matrices, self.inputs(some).to(vectors.dtype))
-            products.append(self.arranged(moved).transpose(1, 2))
+            products.append(self.arrange(moved).transpose(1, 2))
         return torch.cat(products, 2)
 
     def matrix(self) -> Matrix:
@@ -157,8 +157,8 @@ def spread(spectra: list[OutputSpectrum]) -> Tensor:
     """(..., O, O): the sum of `basis diag(weights) basis^T`."""
     total: Tensor | None = None
     for basis, weights in spectra:
-        made = torch.diag_embed(weights) if basis is None else (basis * weights[..., None, :]) @ basis.mT
-        total = made if total is None else total + made
+        part = torch.diag_embed(weights) if basis is None else (basis * weights[..., None, :]) @ basis.mT
+        total = part if total is None else total + part
     assert total is not None
     return total
 
@@ -167,8 +167,8 @@ def spread_variance(spectra: list[OutputSpectrum]) -> Tensor:
     """(..., O): its diagonal."""
     total: Tensor | None = None
     for basis, weights in spectra:
-        made = weights if basis is None else weights @ basis.square().mT
-        total = made if total is None else total + made
+        part = weights if basis is None else weights @ basis.square().mT
+        total = part if total is None else total + part
     assert total is not None
     return total
 
@@ -176,9 +176,9 @@ def spread_variance(spectra: list[OutputSpectrum]) -> Tensor:
 def outermost_pieces(jacobian: Piece | Stacked) -> tuple[OutputLayerJacobian, ...] | None:
     """The weights of an outermost layer without groups, if a Jacobian is nothing else."""
     pieces = (jacobian,) if not isinstance(jacobian, Stacked) else jacobian.pieces
-    found = tuple(piece for piece in pieces if isinstance(piece, OutputLayerJacobian) and piece.groups == 1)
+    outermost = tuple(piece for piece in pieces if isinstance(piece, OutputLayerJacobian) and piece.groups == 1)
     masked = isinstance(jacobian, Stacked) and (jacobian.mask is not None or jacobian.joint is not None)
-    return None if masked or len(found) < len(pieces) else found
+    return None if masked or len(outermost) < len(pieces) else outermost
 
 
 def row_places(pieces: tuple[OutputLayerJacobian, ...]) -> Tensor:
@@ -216,4 +216,4 @@ def rooted_variance(pieces: tuple[OutputLayerJacobian, ...], roots: Tensor) -> T
     for some in first.chunks(3 * first.order.shape[1] * rows * height):  # numbers in memory
         act = torch.cat([piece.inputs(some) for piece in pieces], -1)
         variances.append((act @ table).unflatten(-1, (rows, height)).square().sum(-1))
-    return first.arranged(torch.cat(variances))
+    return first.arrange(torch.cat(variances))

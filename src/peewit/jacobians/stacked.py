@@ -53,10 +53,10 @@ class Stacked:
     def rows(self, examples: slice) -> Tensor:
         """(K, b, P)."""
         pieces = [None if piece is None else piece.rows(examples) for piece in self.pieces]
-        some = next(each for each in pieces if each is not None)
+        some = next(piece for piece in pieces if piece is not None)
         filled = [
-            some.new_zeros(*some.shape[:2], size) if each is None else each
-            for each, size in zip(pieces, self.sizes, strict=True)
+            some.new_zeros(*some.shape[:2], size) if piece is None else piece
+            for piece, size in zip(pieces, self.sizes, strict=True)
         ]
         if self.joint is not None:
             return join(filled[0], filled[1], self.joint)

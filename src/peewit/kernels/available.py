@@ -56,10 +56,10 @@ def attempt(compute: Callable[[], Made]) -> Made | None:
         return None
 
 
-def launch(name: str, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
+def launch(name: str, grid: tuple[int, ...], *tensors: Any, **options: Any) -> None:
     """Run a kernel on the device of its first tensor, whichever is the current one."""
-    with torch.cuda.device_of(given[0]):
-        getattr(kernels(), name)[grid](*given, **options)
+    with torch.cuda.device_of(tensors[0]):
+        getattr(kernels(), name)[grid](*tensors, **options)
 
 
 def power_of_two(number: int) -> int:

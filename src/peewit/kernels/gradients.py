@@ -51,7 +51,7 @@ def moments(grad: Tensor, other: Tensor | None, sums: bool) -> tuple[Tensor | No
     beside = grad.stride(3) == 1  # widths are side by side in memory, and positions otherwise
     wide = min(128, power_of_two(width)) if beside else max(1, 1024 // min(1024, power_of_two(positions)))
     long = min(16, power_of_two(positions)) if beside else min(1024, power_of_two(positions))
-    results = [grad.new_empty(probes, examples, width) if asked else None for asked in (other is not None, sums)]
+    results = [grad.new_empty(probes, examples, width) if needed else None for needed in (other is not None, sums)]
     some = [grad if each is None else each for each in (other, *results)]
     steps = (0, 0, 0) if other is None else other.stride()
     available.launch(

@@ -48,9 +48,9 @@ def split(x: Tensor, axis: int, two: bool, half: torch.dtype, top: int = TOP) ->
 
 def power(largest: Tensor, top: int) -> Tensor:
     """Powers of two that bring numbers below 2^top: they round nothing."""
-    made = torch.empty_like(largest)
-    available.launch("scale", (-(-largest.numel() // 1024),), largest, made, largest.numel(), top, BLOCK=1024)
-    return made
+    powers = torch.empty_like(largest)
+    available.launch("scale", (-(-largest.numel() // 1024),), largest, powers, largest.numel(), top, BLOCK=1024)
+    return powers
 
 
 def parts(x: Tensor, flat: Tensor, scale: Tensor, inner: int, two: bool, half: torch.dtype) -> Operand:

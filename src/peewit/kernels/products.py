@@ -20,8 +20,8 @@ def in_parts(x: Tensor, operations: float) -> bool:
 
 def whole(x: Tensor) -> Operand:
     """A tensor in two parts with one scale for all of it."""
-    made = operands.split(x.unsqueeze(0), 0, True, torch.float16)
-    return Operand(made.high[0], made.low[0], made.scale, True)
+    operand = operands.split(x.unsqueeze(0), 0, True, torch.float16)
+    return Operand(operand.high[0], operand.low[0], operand.scale, True)
 
 
 def multiply(left: Tensor, right: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def round_to_eleven_bits(x: Tensor) -> tuple[Tensor, Tensor]:
     high, low = (torch.empty_like(x, memory_format=torch.channels_last) for _ in range(2))
     channels, places = x.shape[1], x.shape[2] * x.shape[3]
     grid = (x.shape[0] * -(-channels // TILE), -(-places // TILE))
-    available.launch("rounded", grid, x, high, low, channels, places, BLOCK=TILE)
+    available.launch("round_parts", grid, x, high, low, channels, places, BLOCK=TILE)
     return high, low
 
 
@@ -69,7 +69,7 @@ def add_parts(parts: list[Tensor], result: Tensor) -> None:
     parts = [each.contiguous(memory_format=torch.channels_last) for each in parts]
     channels, places = result.shape[1], result.shape[2] * result.shape[3]
     grid = (result.shape[0] * -(-channels // TILE), -(-places // TILE))
-    available.launch("summed", grid, *parts, result, channels, places, BLOCK=TILE)
+    available.launch("sum_parts", grid, *parts, result, channels, places, BLOCK=TILE)
 
 
 def outer(rows: Tensor) -> Tensor:

@@ -12,12 +12,12 @@ import triton.language as tl
 
 
 @triton.jit
-def _halves(value, high, low, place, mask, TWO: tl.constexpr):
+def _halves(value, high, low, at, mask, TWO: tl.constexpr):
     """float32 -> 16 bits; what is lost goes to `low`."""
     head = value.to(high.dtype.element_ty)
-    tl.store(high + place, head, mask=mask)
+    tl.store(high + at, head, mask=mask)
     if TWO:
-        tl.store(low + place, (value - head.to(tl.float32)).to(high.dtype.element_ty), mask=mask)
+        tl.store(low + at, (value - head.to(tl.float32)).to(high.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -36,9 +36,9 @@ def _split(
     unit = (tl.program_id(0) // chunks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = (tl.program_id(0) % chunks).to(tl.int64) * WIDE + tl.arange(0, WIDE)
     mask = (unit < units)[:, None] & (at < inner)[None, :]
-    place = unit[:, None] * inner + at[None, :]
+    index = unit[:, None] * inner + at[None, :]
     factor = tl.load(scale + unit % examples, mask=unit < units, other=1.0)
-    _halves(tl.load(x + place, mask=mask, other=0.0) * factor[:, None], high, low, place, mask, TWO)
+    _halves(tl.load(x + index, mask=mask, other=0.0) * factor[:, None], high, low, index, mask, TWO)
 
 
 @triton.jit(do_not_specialize=["units", "top"])
@@ -49,20 +49,20 @@ def _split_rows(
     unit = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, WIDE)
     mask = (unit < units)[:, None] & (at < inner)[None, :]
-    place = unit[:, None] * inner + at[None, :]
-    value = tl.load(x + place, mask=mask, other=0.0)
+    index = unit[:, None] * inner + at[None, :]
+    value = tl.load(x + index, mask=mask, other=0.0)
     # A row with NaN has no largest number: the others of its row are of no use then.
     factor = _power(tl.max(tl.abs(value), 1), top, 40.0)
     tl.store(scale + unit, factor, mask=unit < units)
-    _halves(value * factor[:, None], high, low, place, mask, TWO)
+    _halves(value * factor[:, None], high, low, index, mask, TWO)
 
 
 @triton.jit(do_not_specialize=["number", "top"])
 def _scale(largest, scale, number, top, BLOCK: tl.constexpr):
     """Powers of two that bring numbers just below `2^top`."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < number
-    tl.store(scale + place, _power(tl.load(largest + place, mask=mask, other=1.0), top, 40.0), mask=mask)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < number
+    tl.store(scale + index, _power(tl.load(largest + index, mask=mask, other=1.0), top, 40.0), mask=mask)
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def _tile(
     ROWS: tl.constexpr, IB: tl.constexpr, TB: tl.constexpr,
 ):  # fmt: skip
     """(ROWS, IB): the Jacobian of one example for rows (k, o) and columns i."""
-    made = tl.zeros((ROWS, IB), dtype=tl.float32)
+    tile = tl.zeros((ROWS, IB), dtype=tl.float32)
     rows = ((k < K) & (o < O))[:, None]
     grad_at = k.to(tl.int64)[:, None] * grad_k + o.to(tl.int64)[:, None] * grad_o
     act_at = i.to(tl.int64)[None, :] * act_i
@@ -85,15 +85,15 @@ def _tile(
         right_mask = columns & inside[:, None]
         left = tl.load(grad + left_at, mask=left_mask, other=0.0)
         right = tl.load(act + right_at, mask=right_mask, other=0.0)
-        made = tl.dot(left, right, made)
+        tile = tl.dot(left, right, tile)
         if TWO:
-            made = tl.dot(tl.load(grad_low + left_at, mask=left_mask, other=0.0), right, made)
-            made = tl.dot(left, tl.load(act_low + right_at, mask=right_mask, other=0.0), made)
-    return made
+            tile = tl.dot(tl.load(grad_low + left_at, mask=left_mask, other=0.0), right, tile)
+            tile = tl.dot(left, tl.load(act_low + right_at, mask=right_mask, other=0.0), tile)
+    return tile
 
 
 @triton.jit
-def _flipped(tile, OB: tl.constexpr):
+def _flip(tile, OB: tl.constexpr):
     """The last two axes in the other order."""
     if OB == 1:
         return tl.trans(tile)
@@ -103,7 +103,7 @@ def _flipped(tile, OB: tl.constexpr):
 
 @triton.jit(do_not_specialize=["K", "G", "blocks"])
 def _gram(  # noqa: C901, PLR0915 - a branch costs nothing where it is compiled away; a call would spill the sums
-    grad, grad_low, act, act_low, grad_scale, act_scale, root, made, K, G, T, O, I, grad_k, grad_b, grad_g, grad_t,
+    grad, grad_low, act, act_low, grad_scale, act_scale, root, result, K, G, T, O, I, grad_k, grad_b, grad_g, grad_t,
     grad_o, act_b, act_g, act_t, act_i, blocks, TWO: tl.constexpr,
     BITS: tl.constexpr,  # of products of the tile: 8, 11 or 16
     DIAGONAL: tl.constexpr,
@@ -116,7 +116,7 @@ def _gram(  # noqa: C901, PLR0915 - a branch costs nothing where it is compiled 
     row = tl.arange(0, KP * OB)
     k = row % KP
     o = tl.program_id(1) * OB + row // KP
-    own = tl.program_id(1) * OB + tl.arange(0, OB)
+    weight_row = tl.program_id(1) * OB + tl.arange(0, OB)
     grad_at = example * grad_b + group * grad_g
     act_at = example * act_b + group * act_g
     if DIAGONAL:
@@ -133,8 +133,8 @@ def _gram(  # noqa: C901, PLR0915 - a branch costs nothing where it is compiled 
             grad + grad_at, grad_low + grad_at, act + act_at, act_low + act_at, k, o, i, K, T, O, I,
             grad_k, grad_t, grad_o, act_t, act_i, TWO, KP * OB, IB, TB,
         )  # fmt: skip
-        weight_mask = (own < O)[:, None] & (i < I)[None, :]
-        weight = tl.load(root + (group * O + own[:, None]) * I + i[None, :], mask=weight_mask, other=0.0)
+        weight_mask = (weight_row < O)[:, None] & (i < I)[None, :]
+        weight = tl.load(root + (group * O + weight_row[:, None]) * I + i[None, :], mask=weight_mask, other=0.0)
         if OB == 1:
             tile = tile * weight
         else:  # one product per row of the weight, each done by a group of threads of its own
@@ -145,39 +145,39 @@ def _gram(  # noqa: C901, PLR0915 - a branch costs nothing where it is compiled 
             else:
                 total += tl.sum(tl.sum(tile * tile, 2), 0)
         elif PLAIN:
-            total = tl.dot(tile, _flipped(tile, OB), total)
+            total = tl.dot(tile, _flip(tile, OB), total)
         elif BITS == 11:  # in range by a power of two for each tile
             bring = _power(tl.max(tl.abs(tile)), 15.0, 110.0)
             half = (tile * bring).to(tl.float16)
-            total += tl.dot(half, _flipped(half, OB)) * (1.0 / bring) * (1.0 / bring)
+            total += tl.dot(half, _flip(half, OB)) * (1.0 / bring) * (1.0 / bring)
         else:
             high = tile.to(tl.bfloat16)
-            total = tl.dot(high, _flipped(high, OB), total)
+            total = tl.dot(high, _flip(high, OB), total)
             if BITS == 16:
                 low = (tile - high.to(tl.float32)).to(tl.bfloat16)
                 if KP <= 128:
-                    mixed = tl.dot(low, _flipped(high, OB), mixed)
+                    mixed = tl.dot(low, _flip(high, OB), mixed)
                 else:  # two sums of products of so many probes do not fit into the registers
-                    total = tl.dot(low, _flipped(high, OB), total)
-                    total = tl.dot(high, _flipped(low, OB), total)
+                    total = tl.dot(low, _flip(high, OB), total)
+                    total = tl.dot(high, _flip(low, OB), total)
     if BITS == 16 and KP <= 128 and not DIAGONAL and not PLAIN:
-        total += mixed + _flipped(mixed, OB)
+        total += mixed + _flip(mixed, OB)
     unscale = 1.0 / (tl.load(grad_scale + example) * tl.load(act_scale + example))
     total = total * unscale * unscale
     part = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + tl.program_id(2)
     part = part.to(tl.int64)
     line = tl.arange(0, KP)
     if DIAGONAL:
-        tl.store(made + part * KP + line, total)
+        tl.store(result + part * KP + line, total)
     else:
         if OB > 1:
             total = tl.sum(total, 0)
-        tl.store(made + part * KP * KP + line[:, None] * KP + line[None, :], total)
+        tl.store(result + part * KP * KP + line[:, None] * KP + line[None, :], total)
 
 
 @triton.jit(do_not_specialize=["K", "B", "G", "examples"])
 def _squares(
-    grad, grad_low, act, act_low, grad_scale, act_scale, made, K, B, T, O, I, grad_k, grad_b, grad_g, grad_t, grad_o,
+    grad, grad_low, act, act_low, grad_scale, act_scale, result, K, B, T, O, I, grad_k, grad_b, grad_g, grad_t, grad_o,
     act_b, act_g, act_t, act_i, G, examples, TWO: tl.constexpr, KP: tl.constexpr, OB: tl.constexpr, IB: tl.constexpr,
     TB: tl.constexpr,
 ):  # fmt: skip
@@ -188,26 +188,26 @@ def _squares(
     k = row % KP
     first_row = (tl.program_id(0) % blocks) * OB
     o = first_row + row // KP
-    own = first_row + tl.arange(0, OB)
+    weight_row = first_row + tl.arange(0, OB)
     i = tl.program_id(1) * IB + tl.arange(0, IB)
     total = tl.zeros((OB, IB), dtype=tl.float32)
     first = tl.program_id(2) * examples
     start = first.to(tl.int64)
     grad_at = start * grad_b + group * grad_g
     act_at = start * act_b + group * act_g
-    for each in range(first, tl.minimum(first + examples, B)):
+    for example in range(first, tl.minimum(first + examples, B)):
         tile = _tile(
             grad + grad_at, grad_low + grad_at, act + act_at, act_low + act_at, k, o, i, K, T, O, I,
             grad_k, grad_t, grad_o, act_t, act_i, TWO, KP * OB, IB, TB,
         )  # fmt: skip
-        factor = 1.0 / (tl.load(grad_scale + each) * tl.load(act_scale + each))
+        factor = 1.0 / (tl.load(grad_scale + example) * tl.load(act_scale + example))
         tile = tl.reshape(tile * factor, (OB, KP, IB))
         total += tl.sum(tile * tile, 1)
         grad_at += grad_b
         act_at += act_b
-    place = (tl.program_id(2) * G + group).to(tl.int64) * O + own[:, None]
-    mask = (own < O)[:, None] & (i < I)[None, :]
-    tl.store(made + place * I + i[None, :], total, mask=mask)
+    result_row = (tl.program_id(2) * G + group).to(tl.int64) * O + weight_row[:, None]
+    mask = (weight_row < O)[:, None] & (i < I)[None, :]
+    tl.store(result + result_row * I + i[None, :], total, mask=mask)
 
 
 @triton.jit
@@ -230,34 +230,34 @@ def _eleven(x, EXACT: tl.constexpr):
     if EXACT:
         return x
     else:
-        rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-        return tl.where(x == x, rounded, x)  # some NaN would carry over into the sign
+        head = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        return tl.where(x == x, head, x)  # some NaN would carry over into the sign
 
 
 @triton.jit(do_not_specialize=["channels", "places"])
-def _rounded(x, high, low, channels, places, BLOCK: tl.constexpr):
+def _round_parts(x, high, low, channels, places, BLOCK: tl.constexpr):
     """float32 -> 11 bits, and what is lost; the channels come last."""
-    here, there, inside, turned = _places(channels, places, BLOCK)
-    value = tl.load(x + here, mask=inside, other=0.0)
+    plain_at, last_at, inside, turned = _places(channels, places, BLOCK)
+    value = tl.load(x + plain_at, mask=inside, other=0.0)
     head = _eleven(value, False)
-    tl.store(high + there, tl.trans(head), mask=turned)
-    tl.store(low + there, tl.trans(value - head), mask=turned)
+    tl.store(high + last_at, tl.trans(head), mask=turned)
+    tl.store(low + last_at, tl.trans(value - head), mask=turned)
 
 
 @triton.jit(do_not_specialize=["channels", "places"])
-def _summed(first, second, third, made, channels, places, BLOCK: tl.constexpr):
+def _sum_parts(first, second, third, result, channels, places, BLOCK: tl.constexpr):
     """The sum of three with the channels last; the places come last."""
-    here, there, inside, turned = _places(channels, places, BLOCK)
-    total = tl.load(second + there, mask=turned, other=0.0) + tl.load(third + there, mask=turned, other=0.0)
-    total += tl.load(first + there, mask=turned, other=0.0)
-    tl.store(made + here, tl.trans(total), mask=inside)
+    plain_at, last_at, inside, turned = _places(channels, places, BLOCK)
+    total = tl.load(second + last_at, mask=turned, other=0.0) + tl.load(third + last_at, mask=turned, other=0.0)
+    total += tl.load(first + last_at, mask=turned, other=0.0)
+    tl.store(result + plain_at, tl.trans(total), mask=inside)
 
 
 @triton.jit(do_not_specialize=["probes", "each"])
 def _attention(
     query, key, value, shares, grad, of_query, of_key, of_value, scale, heads, probes, T, S, D, E,
     query_b, query_h, query_t, query_d, key_b, key_h, key_t, key_d, value_b, value_h, value_t, value_d,
-    shares_b, shares_h, shares_t, shares_s, grad_k, grad_b, grad_h, grad_t, grad_d, each, EXACT: tl.constexpr,
+    shares_b, shares_h, shares_t, shares_s, grad_k, grad_b, grad_h, grad_t, grad_d, per_program, EXACT: tl.constexpr,
     TB: tl.constexpr, SB: tl.constexpr, DB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one head of one example for some probes; what belongs to no probe is read once."""
@@ -284,27 +284,27 @@ def _attention(
     )
     q, k, v = _eleven(q, EXACT), _eleven(k, EXACT), _eleven(v, EXACT)
     turned = tl.trans(_eleven(share, EXACT))
-    first = tl.program_id(1) * each
+    first = tl.program_id(1) * per_program
     examples = tl.num_programs(0) // heads
     at = grad + first.to(tl.int64) * grad_k + example * grad_b + head * grad_h
-    place = first.to(tl.int64) * examples + example  # results are (K, B, positions, heads, width)
-    for _probe in range(first, tl.minimum(first + each, probes)):
+    result_at = first.to(tl.int64) * examples + example  # results are (K, B, positions, heads, width)
+    for _probe in range(first, tl.minimum(first + per_program, probes)):
         g = tl.load(at + t[:, None] * grad_t + e[None, :] * grad_d, mask=in_t[:, None] & in_e[None, :], other=0.0)
         g = _eleven(g, EXACT)
-        made = tl.dot(turned, g, input_precision=precision)
+        product = tl.dot(turned, g, input_precision=precision)
         tl.store(
-            of_value + ((place * S + s[:, None]) * heads + head) * E + e[None, :],
-            made,
+            of_value + ((result_at * S + s[:, None]) * heads + head) * E + e[None, :],
+            product,
             mask=in_s[:, None] & in_e[None, :],
         )
         scores = tl.dot(g, v, input_precision=precision)
         scores = _eleven((scores - tl.sum(scores * share, 1)[:, None]) * share * scale, EXACT)
-        made = tl.dot(scores, k, input_precision=precision)
-        tl.store(of_query + ((place * T + t[:, None]) * heads + head) * D + d[None, :], made, mask=of_t)
-        made = tl.dot(tl.trans(scores), q, input_precision=precision)
-        tl.store(of_key + ((place * S + s[:, None]) * heads + head) * D + d[None, :], made, mask=of_s)
+        product = tl.dot(scores, k, input_precision=precision)
+        tl.store(of_query + ((result_at * T + t[:, None]) * heads + head) * D + d[None, :], product, mask=of_t)
+        product = tl.dot(tl.trans(scores), q, input_precision=precision)
+        tl.store(of_key + ((result_at * S + s[:, None]) * heads + head) * D + d[None, :], product, mask=of_s)
         at += grad_k
-        place += examples
+        result_at += examples
 
 
 @triton.jit(do_not_specialize=["examples", "positions", "width"])
@@ -328,16 +328,16 @@ def _moments(
             of_sums += tl.sum(value, 1)
         if PRODUCTS:
             of_products += tl.sum(value * tl.load(other_at + t[None, :] * other_t, mask=mask, other=0.0), 1)
-    place = tl.program_id(0).to(tl.int64) * width + p
+    index = tl.program_id(0).to(tl.int64) * width + p
     if PRODUCTS:
-        tl.store(products + place, of_products, mask=inside)
+        tl.store(products + index, of_products, mask=inside)
     if SUMS:
-        tl.store(sums + place, of_sums, mask=inside)
+        tl.store(sums + index, of_sums, mask=inside)
 
 
 @triton.jit(do_not_specialize=["probes", "each"])
 def _layer_norm(
-    grad, rows, mean, slope, weight, made, probes, width, each, WEIGHT: tl.constexpr, BLOCK: tl.constexpr
+    grad, rows, mean, slope, weight, result, probes, width, per_program, WEIGHT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Gradients through a layer norm, of one row for some probes; the row is read once."""
     row = tl.program_id(0).to(tl.int64)
@@ -347,20 +347,20 @@ def _layer_norm(
     normalised = (tl.load(rows + row * width + p, mask=inside, other=0.0) - tl.load(mean + row)) * steep
     normalised = tl.where(inside, normalised, 0.0)
     if WEIGHT:
-        own = tl.load(weight + p, mask=inside, other=0.0)
-    first = tl.program_id(1) * each
+        weight_row = tl.load(weight + p, mask=inside, other=0.0)
+    first = tl.program_id(1) * per_program
     size = tl.num_programs(0).to(tl.int64) * width
     at = first.to(tl.int64) * size + row * width
-    for _probe in range(first, tl.minimum(first + each, probes)):
+    for _probe in range(first, tl.minimum(first + per_program, probes)):
         value = tl.load(grad + at + p, mask=inside, other=0.0)
         if WEIGHT:
-            value = value * own
+            value = value * weight_row
         level = tl.sum(value, 0) / width
         along = tl.sum(value * normalised, 0) / width
-        tl.store(made + at + p, (value - level - along * normalised) * steep, mask=inside)
+        tl.store(result + at + p, (value - level - along * normalised) * steep, mask=inside)
         at += size
 
 
 split, split_rows, scale, gram, squares = _split, _split_rows, _scale, _gram, _squares
-rounded, summed = _rounded, _summed
+round_parts, sum_parts = _round_parts, _sum_parts
 attention, moments, layer_norm = _attention, _moments, _layer_norm

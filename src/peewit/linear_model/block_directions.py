@@ -48,17 +48,17 @@ class OuterDirections:
     def coordinates(self, v: Tensor) -> Tensor:
         """(P,) -> (R,)."""
         matrix = self.layout.to_matrix(v)
-        made = matrix.new_empty(len(self.left))
-        for group, own in self._by_group():
-            made[own] = ((self.left[own] @ matrix[group]) * self.right[own]).sum(-1)
-        return made
+        c = matrix.new_empty(len(self.left))
+        for group, members in self._by_group():
+            c[members] = ((self.left[members] @ matrix[group]) * self.right[members]).sum(-1)
+        return c
 
     def combine(self, c: Tensor) -> Tensor:
         """(R,) -> (P,)."""
-        made = self.left.new_zeros(self.layout.matrix)
-        for group, own in self._by_group():
-            made[group] = (c[own, None] * self.left[own]).T @ self.right[own]
-        return self.layout.to_flat(made)
+        matrix = self.left.new_zeros(self.layout.matrix)
+        for group, members in self._by_group():
+            matrix[group] = (c[members, None] * self.left[members]).T @ self.right[members]
+        return self.layout.to_flat(matrix)
 
     def _by_group(self) -> Iterator[tuple[int, Tensor | slice]]:
         """Which are in which matrix: a block may have as many matrices as channels, and few that matter."""
@@ -112,8 +112,8 @@ class DenseDirections:
         return DenseDirections(torch.cat([self.vectors, other.vectors]))
 
 
-def basis_columns(basis: Tensor | None, group: Tensor, place: Tensor, size: int, like: Tensor) -> Tensor:
+def basis_columns(basis: Tensor | None, group: Tensor, index: Tensor, size: int, like: Tensor) -> Tensor:
     """(R, size): columns of a basis (G, size, size), or of the identity."""
     if basis is None:
-        return torch.nn.functional.one_hot(place, size).to(like)
-    return basis.detach()[group.clamp(max=len(basis) - 1), :, place]
+        return torch.nn.functional.one_hot(index, size).to(like)
+    return basis.detach()[group.clamp(max=len(basis) - 1), :, index]

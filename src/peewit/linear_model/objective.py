@@ -60,11 +60,11 @@ class Target:
         total = torch.zeros((), dtype=torch.float64, device=g.device)
         with torch.no_grad():
             for block in self.blocks.blocks:
-                own = block.take(g)
-                made = block.operator.solve(own).to(g.dtype)
-                total += (own * made).sum(dtype=torch.float64)
-                for place, value in block.put(made):
-                    g[place] = value
+                part = block.take(g)
+                solved = block.operator.solve(part).to(g.dtype)
+                total += (part * solved).sum(dtype=torch.float64)
+                for elements, value in block.split(solved):
+                    g[elements] = value
         return float(total)
 
     def residual(self, e: Tensor, chosen: slice) -> Tensor:
@@ -75,7 +75,7 @@ class Target:
         """`Lambda (theta_hat + e - mu)`, of some weights."""
         return self.delta(chosen) * self.residual(e, chosen)
 
-    def weighted(self, v: Tensor, chosen: slice) -> Tensor:
+    def weigh(self, v: Tensor, chosen: slice) -> Tensor:
         """`Lambda v`, of some weights."""
         return self.delta(chosen) * v[chosen]
 
@@ -95,9 +95,9 @@ class Target:
                 weighted = row * delta
                 for j, other in enumerate(rows[: i + 1]):
                     total[i, j] += (weighted * other).sum(dtype=torch.float64)
-        made = total.cpu()
-        made = made + made.tril(-1).T
-        return 0.5 * float(made[0, 0]), made[0, 1:], made[1:, 1:]
+        sums = total.cpu()
+        sums = sums + sums.tril(-1).T
+        return 0.5 * float(sums[0, 0]), sums[0, 1:], sums[1:, 1:]
 
 
 def norm(g: Tensor) -> float:

@@ -46,8 +46,8 @@ class Passes:
         model, space = self.network.model, self.network.space
         leaves = {name: model.get_parameter(name).detach().requires_grad_() for name in space.names}
         places = {
-            name: total[place].view(shape)
-            for (name, place), shape in zip(space.slices().items(), space.shapes, strict=True)
+            name: total[elements].view(shape)
+            for (name, elements), shape in zip(space.slices().items(), space.shapes, strict=True)
         }
         direct = all(leaf.dtype == total.dtype for leaf in leaves.values())
         for name, leaf in leaves.items() if direct else ():

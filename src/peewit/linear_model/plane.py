@@ -45,8 +45,8 @@ class Terms:
         values, vectors = torch.linalg.eigh(scale[:, None] * self.hessian * scale)
         size = values.abs()
         inverse = torch.where(size > 1e-12 * size.max(), 1 / size.clamp(min=1e-300), 0.0)
-        made: Tensor = -scale * (vectors @ (inverse * (vectors.T @ (scale * self.gradient))))
-        return made
+        step: Tensor = -scale * (vectors @ (inverse * (vectors.T @ (scale * self.gradient))))
+        return step
 
 
 def energy_terms(
@@ -67,8 +67,8 @@ def energy_terms(
     step = max(1, NUMBERS // max(number * u[0].numel(), 1))
     for start in range(0, len(u), step):
         chosen = slice(start, start + step)
-        every = torch.cat([*(vector[None, chosen] for vector in vectors), *(each[:, chosen] for each in more)])
-        total += _energy_terms(likelihood, u[chosen], every, y[chosen], c.to(u), second)
+        together = torch.cat([*(vector[None, chosen] for vector in vectors), *(each[:, chosen] for each in more)])
+        total += _energy_terms(likelihood, u[chosen], together, y[chosen], c.to(u), second)
     return total
 
 
@@ -79,10 +79,10 @@ def _energy_terms(likelihood: Likelihood, u: Tensor, vectors: Tensor, y: Tensor,
         f = (u + (c @ flat).view_as(u)).requires_grad_()
         energy = likelihood.energy(f, y)
         (slope,) = torch.autograd.grad(energy.sum(), f, create_graph=second)
-        made = [energy.detach().sum(dtype=torch.float64)[None], flat.double() @ slope.detach().flatten().double()]
+        terms = [energy.detach().sum(dtype=torch.float64)[None], flat.double() @ slope.detach().flatten().double()]
         if second:  # the length of a step, which the gradient corrects
-            made.append((flat @ second_derivatives(slope, f, vectors).flatten(1).T).flatten().double())
-    return torch.cat(made)
+            terms.append((flat @ second_derivatives(slope, f, vectors).flatten(1).T).flatten().double())
+    return torch.cat(terms)
 
 
 def second_derivatives(slope: Tensor, f: Tensor, vectors: Tensor) -> Tensor:
@@ -104,37 +104,37 @@ def second_derivatives(slope: Tensor, f: Tensor, vectors: Tensor) -> Tensor:
 def descend(terms: Callable[[Tensor], Terms], number: int, slack: float) -> tuple[Tensor, Terms, Terms]:
     """The numbers (k,) of the least value, with the function at the start and there; it never rises beyond rounding."""
     c = torch.zeros(number, dtype=torch.float64, device="cpu")
-    first = here = terms(c)
+    first = point = terms(c)
     promised = 0.0
     for _ in range(STEPS):
-        if not bool(torch.isfinite(here.hessian).all()):
+        if not bool(torch.isfinite(point.hessian).all()):
             break
-        step = here.step()
-        slope = float(here.gradient @ step)
+        step = point.step()
+        slope = float(point.gradient @ step)
         promised = promised or -slope
         if not slope < 0 or -slope <= ENOUGH * promised:
             break
-        found = _shorten(terms, c, here, step, slope, slack)
-        if found is None:
+        following = _shorten(terms, c, point, step, slope, slack)
+        if following is None:
             break
-        c, here = found
-    return c, first, here
+        c, point = following
+    return c, first, point
 
 
 def _shorten(
-    terms: Callable[[Tensor], Terms], c: Tensor, here: Terms, step: Tensor, slope: float, slack: float
+    terms: Callable[[Tensor], Terms], c: Tensor, point: Terms, step: Tensor, slope: float, slack: float
 ) -> tuple[Tensor, Terms] | None:
     """The first of ever shorter steps that keeps enough of its promise, or flattens the slope below rounding."""
     length = 1.0
     for _ in range(60):
-        there = c + length * step
-        ahead = terms(there)
+        moved = c + length * step
+        ahead = terms(moved)
         if ahead.finite:
-            if ahead.value <= here.value + SUFFICIENT * length * slope:
-                return there, ahead
-            level = -slope * length < 1e3 * slack and ahead.value <= here.value + slack
+            if ahead.value <= point.value + SUFFICIENT * length * slope:
+                return moved, ahead
+            level = -slope * length < 1e3 * slack and ahead.value <= point.value + slack
             if level and float((ahead.gradient @ step).abs()) < 0.9 * -slope:
-                return there, ahead
+                return moved, ahead
         length /= 2
         if -slope * length < 1e-3 * slack:
             return None

@@ -85,7 +85,7 @@ class Solver(Walk):
             return 0
         by_block: dict[int, list[int]] = {}
         for candidate in candidates:
-            by_block.setdefault(candidate.block, []).append(candidate.place)
+            by_block.setdefault(candidate.block, []).append(candidate.index)
         blocks = target.blocks.blocks
         columns = {block: self.directions.columns(block, blocks[block], places) for block, places in by_block.items()}
         outputs: dict[int, list[Tensor]] = {block: [] for block in by_block}
@@ -95,7 +95,7 @@ class Solver(Walk):
                 names = {part.name for part in blocks[block].parts}
                 pushed = []
                 for unit in torch.eye(len(by_block[block]), dtype=self.e.dtype, device=self.e.device):
-                    pieces = blocks[block].put(directions.combine(unit))
+                    pieces = blocks[block].split(directions.combine(unit))
                     for chosen, value in pieces:
                         vector[chosen] = value
                     pushed.append(self.passes.push(piece, vector, names)[1])
@@ -115,7 +115,7 @@ class Solver(Walk):
         with use_precision("ieee"):
             ratios = self.directions.ratios(target)
         if len(self.directions):
-            self.directions.forget(self.directions.outweighed(ratios))
+            self.directions.forget(self.directions.find_outweighed(ratios))
         self.gram = None
         number = min(number, MORE, self.most - len(self.directions))
         return self.directions.candidates(ratios, number) if number > 0 else []
@@ -179,12 +179,12 @@ class Solver(Walk):
         outputs = [q] if self.d is None else [q, self.w]
         half, linear, gram = self._products(target, vectors)
         number = len(linear)
-        stiff = [self.directions.outputs(place) for place in range(len(self.pieces))]
+        stiff = [self.directions.outputs(index) for index in range(len(self.pieces))]
 
         def along(c: Tensor, second: bool) -> Tensor:
             parts = [
-                energy_terms(piece.labels.likelihood, u, own, piece.labels.y, c, more, second)
-                for piece, u, more, *own in zip(self.pieces, self.u, stiff, *outputs, strict=True)
+                energy_terms(piece.labels.likelihood, u, moves, piece.labels.y, c, more, second)
+                for piece, u, more, *moves in zip(self.pieces, self.u, stiff, *outputs, strict=True)
             ]
             return target.data_weight * torch.stack(parts).sum(0).cpu()
 
@@ -209,11 +209,11 @@ class Solver(Walk):
             for move, more in zip(self.w, stiff, strict=True):
                 weights = others.to(move).split([len(each) for each in more])
                 with use_precision("ieee"):
-                    for each, own in zip(more, weights, strict=True):
-                        move += (own @ each.flatten(1)).view_as(move)
+                    for directions, weight in zip(more, weights, strict=True):
+                        move += (weight @ directions.flatten(1)).view_as(move)
         self.e += d
-        for place, move in enumerate(self.w):
-            self.u[place] += move
+        for index, move in enumerate(self.w):
+            self.u[index] += move
         self.old += 1
         if self.old >= REFRESH:
             self.refresh()
@@ -225,7 +225,7 @@ class Solver(Walk):
         if not len(self.directions):
             return half, linear, gram
         with_pull = self.directions.coordinates(target, partial(target.pull, self.e))
-        weighted = [partial(target.weighted, vector) for vector in vectors]
+        weighted = [partial(target.weigh, vector) for vector in vectors]
         across = torch.stack([self.directions.coordinates(target, vector) for vector in weighted])
         if self.gram is None or self.gram[0] is not target:
             self.gram = target, self.directions.gram(target)
@@ -235,8 +235,8 @@ class Solver(Walk):
 
 def combine(outputs: list[list[Tensor]], numbers: list[float]) -> list[Tensor]:
     """`c_i v_i`, piece by piece; the vectors are used up."""
-    sums = [each.mul_(numbers[0]) for each in outputs[0]]
+    sums = [total.mul_(numbers[0]) for total in outputs[0]]
     for more, number in zip(outputs[1:], numbers[1:], strict=True):
-        for each, other in zip(sums, more, strict=True):
-            each.add_(other, alpha=number)
+        for total, other in zip(sums, more, strict=True):
+            total.add_(other, alpha=number)
     return sums

@@ -33,7 +33,7 @@ class Candidate:
 
     ratio: float  # of curvature and prior to the prior alone
     block: int
-    place: int  # in the block's basis
+    index: int  # in the block's basis
 
 
 @dataclass(eq=False)
@@ -54,32 +54,34 @@ class Directions:
 
     def __len__(self) -> int:
         """R."""
-        return sum(len(own.places) for own in self.known.values())
+        return sum(len(directions.places) for directions in self.known.values())
 
     def ratios(self, target: Target) -> dict[int, Tensor]:
         """By block (P,): curvature and prior over the prior alone, along the block's own basis."""
         if len(target.blocks.blocks) < 2:  # the preconditioner knows all there is to know
             return {}
-        found = {place: self._ratios(place, block, target) for place, block in enumerate(target.blocks.blocks)}
-        return {place: own for place, own in found.items() if own is not None}
+        ratios = {number: self._ratios(number, block, target) for number, block in enumerate(target.blocks.blocks)}
+        return {number: block_ratios for number, block_ratios in ratios.items() if block_ratios is not None}
 
     def candidates(self, ratios: dict[int, Tensor], number: int) -> list[Candidate]:
         """The stiffest that are not known."""
         candidates: list[Candidate] = []
         for block, of_block in ratios.items():
-            taken = set(self.known[block].places) if block in self.known else set()
-            values, indices = of_block.topk(min(number + len(taken), len(of_block)))
+            places = set(self.known[block].places) if block in self.known else set()
+            values, indices = of_block.topk(min(number + len(places), len(of_block)))
             pairs = zip(values.tolist(), indices.tolist(), strict=True)
             candidates += [
-                Candidate(value, block, index) for value, index in pairs if value > STIFF and index not in taken
+                Candidate(value, block, index) for value, index in pairs if value > STIFF and index not in places
             ]
-        return sorted(candidates, key=lambda each: -each.ratio)[:number]
+        return sorted(candidates, key=lambda candidate: -candidate.ratio)[:number]
 
-    def outweighed(self, ratios: dict[int, Tensor]) -> Tensor:
+    def find_outweighed(self, ratios: dict[int, Tensor]) -> Tensor:
         """(R,) booleans on the CPU: those that the prior has come to hold."""
-        return torch.cat([(ratios[place][own.places] < HELD).cpu() for place, own in self.known.items()])
+        return torch.cat(
+            [(ratios[number][directions.places] < HELD).cpu() for number, directions in self.known.items()]
+        )
 
-    def _ratios(self, place: int, block: OperatorBlock, target: Target) -> Tensor | None:
+    def _ratios(self, number: int, block: OperatorBlock, target: Target) -> Tensor | None:
         operator = block.operator
         if isinstance(operator, RotatedOperator):
             values = operator.values.detach()
@@ -92,18 +94,18 @@ class Directions:
             return (values / prior).flatten()
         if isinstance(operator, DenseOperator) and len(operator.matrix) <= LARGEST:
             matrix, delta = operator.matrix.detach(), gather(block, target.delta)
-            if place not in self.eigen:
+            if number not in self.eigen:
                 _, vectors = torch.linalg.eigh(matrix.double() - delta.double().diag())
-                self.eigen[place] = vectors[:, -MOST:].to(delta)
-            vectors = self.eigen[place]
+                self.eigen[number] = vectors[:, -MOST:].to(delta)
+            vectors = self.eigen[number]
             return (vectors * (matrix @ vectors)).sum(0) / (vectors.square() * delta[:, None]).sum(0)
         return None  # a diagonal has no directions but the weights themselves
 
-    def columns(self, place: int, block: OperatorBlock, places: Sequence[int]) -> BlockDirections:
+    def columns(self, number: int, block: OperatorBlock, places: Sequence[int]) -> BlockDirections:
         """Directions of a block's basis."""
         operator = block.operator
         if not isinstance(operator, RotatedOperator):
-            return DenseDirections(self.eigen[place][:, list(places)].T.contiguous())
+            return DenseDirections(self.eigen[number][:, list(places)].T.contiguous())
         values = operator.values.detach()
         _, rows, columns = values.shape
         chosen = torch.tensor(places, device=values.device)
@@ -115,11 +117,11 @@ class Directions:
             basis_columns(operator.right, group, column, columns, values),
         )
 
-    def add(self, place: int, columns: BlockDirections, places: list[int], outputs: list[Tensor]) -> None:
+    def add(self, number: int, columns: BlockDirections, places: list[int], outputs: list[Tensor]) -> None:
         """More directions of a block, with their products with J."""
-        known = self.known.get(place)
+        known = self.known.get(number)
         if known is None:
-            self.known[place] = KnownDirections(columns, places, outputs)
+            self.known[number] = KnownDirections(columns, places, outputs)
             return
         known.columns = known.columns.with_more(columns)
         known.places += places
@@ -127,22 +129,22 @@ class Directions:
 
     def outputs(self, part: int) -> list[Tensor]:
         """Of (R, N, T, C) in all: J u of one part of the data."""
-        return [own.outputs[part] for own in self.known.values()]
+        return [directions.outputs[part] for directions in self.known.values()]
 
     def coordinates(self, target: Target, v: Callable[[slice], Tensor]) -> Tensor:
         """(R,) in float64: `u^T v` for a vector (D,)."""
         products = []
         with use_precision("ieee"):
-            for place, known in self.known.items():
-                products.append(known.columns.coordinates(gather(target.blocks.blocks[place], v)).double())
+            for number, known in self.known.items():
+                products.append(known.columns.coordinates(gather(target.blocks.blocks[number], v)).double())
         return torch.cat(products).cpu() if products else torch.zeros(0, dtype=torch.float64, device="cpu")
 
     def gram(self, target: Target) -> Tensor:
         """(R, R) in float64: `u^T Lambda u`."""
         grams = []
         with use_precision("ieee"):
-            for place, known in self.known.items():
-                delta = gather(target.blocks.blocks[place], target.delta)
+            for number, known in self.known.items():
+                delta = gather(target.blocks.blocks[number], target.delta)
                 if bool((delta == delta[0]).all()):
                     grams.append(known.columns.gram().double() * delta[0])
                     continue
@@ -155,25 +157,25 @@ class Directions:
         """`v += sum_r c_r u_r`, for v (D,) and c (R,)."""
         numbers = c.to(v).split([len(known.places) for known in self.known.values()])
         with use_precision("ieee"):
-            for (place, known), weights in zip(self.known.items(), numbers, strict=True):
-                for chosen, value in target.blocks.blocks[place].put(known.columns.combine(weights)):
+            for (number, known), weights in zip(self.known.items(), numbers, strict=True):
+                for chosen, value in target.blocks.blocks[number].split(known.columns.combine(weights)):
                     v[chosen] += value
 
     def forget(self, lost: Tensor) -> None:
         """Some, by (R,) booleans on the CPU."""
         start = 0
-        for place, known in list(self.known.items()):
+        for number, known in list(self.known.items()):
             chosen = (~lost[start : start + len(known.places)]).nonzero()[:, 0]
             start += len(known.places)
             if len(chosen) == 0:
-                del self.known[place]
+                del self.known[number]
             elif len(chosen) < len(known.places):
                 known.places = [known.places[each] for each in chosen.tolist()]
-                there = chosen.to(known.outputs[0].device)
-                known.columns = known.columns.select(there)
-                known.outputs = [each[there] for each in known.outputs]
+                index = chosen.to(known.outputs[0].device)
+                known.columns = known.columns.select(index)
+                known.outputs = [each[index] for each in known.outputs]
 
 
 def gather(block: OperatorBlock, v: Callable[[slice], Tensor]) -> Tensor:
     """(P,): a block's own of a vector (D,) that is made as it is needed."""
-    return block.joined([v(chosen) for chosen in block.slices])
+    return block.join([v(chosen) for chosen in block.slices])

@@ -78,10 +78,10 @@ class Stopping:
 
     def left(self, decrement: float) -> float:
         """Nats to the minimum, about."""
-        made = decrement * max([1.0, *self.shares[-RECENT:]])
+        nats = decrement * max([1.0, *self.shares[-RECENT:]])
         if decrement <= EXACT * self.tolerance or len(self.gains) < 2:
-            return made
-        return max(made, *(self.ahead(window) for window in WINDOWS if 2 * window <= len(self.gains)))
+            return nats
+        return max(nats, *(self.ahead(window) for window in WINDOWS if 2 * window <= len(self.gains)))
 
     def ahead(self, window: int) -> float:
         """Nats still to gain if gains keep falling as their last two sums over `window` steps did."""

@@ -41,7 +41,7 @@ class StreamingSolver(Walk):
         """Walk downhill until the decrement is below the tolerance, or for so many steps."""
         log, stopping, before = SolverLog(), Stopping(tolerance=tolerance), math.inf
         for step in range(steps + 1):
-            loss, g = self._accepted(target, before, stopping.slack)
+            loss, g = self._accept(target, before, stopping.slack)
             stopping.gain = before - loss if step else 0.0
             stopping.slack = self.slack
             before, length = loss, norm(g)
@@ -62,7 +62,7 @@ class StreamingSolver(Walk):
     def refresh(self) -> None:
         """Nothing to do: no outputs are kept."""
 
-    def _accepted(self, target: Target, before: float, slack: float) -> tuple[float, Tensor]:
+    def _accept(self, target: Target, before: float, slack: float) -> tuple[float, Tensor]:
         """Loss and gradient where the last step led, or at the longest piece of it that lowers the loss."""
         for _ in range(HALVINGS):
             loss, g = self._pass(target)
@@ -109,9 +109,9 @@ class StreamingSolver(Walk):
             total += energy_terms(piece.labels.likelihood, f + pushed, along, piece.labels.y, zero)
         self.products += 0.5 * (1 + number)
         _, linear, gram = target.products(self.e, vectors)
-        made = target.data_weight * total.cpu()
-        hessian = made[1 + number :].reshape(number, number)
-        terms = Terms(0.0, made[1 : 1 + number] + linear, lambda: 0.5 * (hessian + hessian.T) + gram)
+        sums = target.data_weight * total.cpu()
+        hessian = sums[1 + number :].reshape(number, number)
+        terms = Terms(0.0, sums[1 : 1 + number] + linear, lambda: 0.5 * (hessian + hessian.T) + gram)
         if self.d is None:
             check_transpose(float(terms.gradient[0]), squared, float(linear[0]), self.e.dtype)
         numbers = terms.step().tolist()

@@ -31,7 +31,7 @@ from ..weights.space import Space
 def decompose(structure: Structure, kind: CurvatureKind | Hessian | Auto, sums: Any, space: Space) -> Curvature:
     """The curvature of sums; a Hessian's negative eigenvalues are clipped here, for its sums must add up."""
     if isinstance(kind, Hessian) and kind.clip:
-        sums = sums.clipped()
+        sums = sums.clip()
     return structure.curvature(sums, space)
 
 

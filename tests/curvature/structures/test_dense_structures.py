@@ -218,7 +218,7 @@ def test_negative_eigenvalues_are_dropped() -> None:
     """The rest of the matrix stays, with its mask."""
     vectors = torch.linalg.qr(normal(4, 4))[0]
     values = torch.tensor([-2.0, -1e-3, 0.5, 3.0], dtype=torch.float64)
-    made = DenseSums({(A,): (vectors * values) @ vectors.T}, MASK).clipped()
+    made = DenseSums({(A,): (vectors * values) @ vectors.T}, MASK).clip()
     close(made.matrices[(A,)], (vectors * values.clamp(min=0)) @ vectors.T)
     assert made.mask is MASK
 

@@ -166,7 +166,9 @@ def test_later_batches_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -
     for batch in batches:
         made.add(batch)
     own = made.sums.factors[(WEIGHT,), False]
-    assert (((WEIGHT,), False), "inputs") in made.rounding.exact and set(made.rounding.rounded) == made.rounding.exact
+    assert (((WEIGHT,), False), "inputs") in made.rounding.exact and set(
+        made.rounding.rounded_diagonals
+    ) == made.rounding.exact
     assert own.count == 10.0 and bool((own.inputs == 10.0).all()) and bool((own.gradients == 10.0).all())
 
 
@@ -220,7 +222,7 @@ def test_a_bias_follows_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         own = measurement_of(sums, seen=10, judged=2)
         assert own._judge(set(sums.factors) | set(sums.others)) == expected
-        assert own.rounding.exact == expected and set(own.rounding.rounded) == expected
+        assert own.rounding.exact == expected and set(own.rounding.rounded_diagonals) == expected
 
 
 def test_blocks_are_shown_with_their_module() -> None:
@@ -232,7 +234,7 @@ def test_blocks_are_shown_with_their_module() -> None:
         others={WeightRange("m.scale", 0, 2): side(1.0)[0], WeightRange("n.scale", 0, 2): side(1.0)[0]},
     )
     sums.factors[other] = KronFactors(side(1.0), side(1.0), 1.0)
-    assert measurement_of(sums)._shown() == {small, large, WeightRange("m.scale", 0, 2)}
+    assert measurement_of(sums)._find_visible() == {small, large, WeightRange("m.scale", 0, 2)}
 
 
 def test_what_stays_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,13 +247,13 @@ def test_what_stays_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
         sums.factors[owns["shown"]] = KronFactors(side(1e3), side(1e3), 1.0)
         made = measurement_of(sums, seen=seen, judged=4)
         made.small.add(owns["small"])
-        result = made.finished({owns["before"]})
+        result = made.finish({owns["before"]})
         kinds = {name: result.factors[own].inputs.dtype for name, own in owns.items()}
         wide = {name: letter == "d" for name, letter in zip(names, dtypes + "f", strict=True)}
         assert {name: kind == torch.float64 for name, kind in kinds.items()} == wide
         assert bool(made.rounding.lost) is (seen == 5)
     sums = KronSums(factors={owns["plain"]: KronFactors(side(1.0), side(1.0), 1.0)})
-    assert measurement_of(sums, wide=True, seen=5).finished(set()).factors[owns["plain"]].inputs.dtype == torch.float64
+    assert measurement_of(sums, wide=True, seen=5).finish(set()).factors[owns["plain"]].inputs.dtype == torch.float64
     assert KronSums() == Measurement(approx="expand", bias="separate", rounding=Rounding(source=source_of())).sums
 
 

@@ -529,7 +529,7 @@ def test_when_sums_are_looked_at() -> None:
     """At first, then each time there are four times the data; after the last, if there was more; in float64 never."""
     own: Rounding[str] = Rounding(source=source_of(exact={"b"}), exact={"a"})
     assert own.exact == {"a", "b"} and not own.wide and not own.over()
-    assert (own.rounded, own.lost, own.seen, own.judged) == ({}, set(), 0, 0)
+    assert (own.rounded_diagonals, own.lost, own.seen, own.judged) == ({}, set(), 0, 0)
     assert own.begins(batch_of(10)) and not own.begins(batch_of(10, dtype=torch.float64))
     assert own.due(batch_of(10)) and own.seen == 10 and own.over()
     assert own.judge({}) == set() and own.judged == 10 and not own.over() and not own.begins(batch_of(10))
@@ -546,15 +546,17 @@ def test_blocks_in_which_float32_shows() -> None:
         "c": torch.tensor(torch.inf),
         "d": torch.tensor(torch.nan),
     }
-    assert Rounding(source=source_of(expected=1)).shown(sizes) == {"b"}
-    assert Rounding(source=source_of(), wide=True).shown(sizes) == set("abcd")
-    assert Rounding(source=source_of()).shown({}) == set()
+    assert Rounding(source=source_of(expected=1)).find_visible(sizes) == {"b"}
+    assert Rounding(source=source_of(), wide=True).find_visible(sizes) == set("abcd")
+    assert Rounding(source=source_of()).find_visible({}) == set()
     # With all data numbers are larger: as many times as is known, or a thousand.
     fewer = {key: value / 100 for key, value in sizes.items()}
-    assert Rounding(source=source_of(expected=1_000), seen=10).shown(fewer) == {"b"}
-    assert Rounding(source=source_of(expected=1_000), seen=1_000).shown(fewer) == set()
-    assert Rounding(source=source_of(), seen=10).shown({key: value / 10 for key, value in fewer.items()}) == {"b"}
-    assert Rounding(source=source_of(), seen=10, ended=True).shown(sizes) == {"b"}
+    assert Rounding(source=source_of(expected=1_000), seen=10).find_visible(fewer) == {"b"}
+    assert Rounding(source=source_of(expected=1_000), seen=1_000).find_visible(fewer) == set()
+    assert Rounding(source=source_of(), seen=10).find_visible({key: value / 10 for key, value in fewer.items()}) == {
+        "b"
+    }
+    assert Rounding(source=source_of(), seen=10, ended=True).find_visible(sizes) == {"b"}
     assert [Rounding(source=source_of(expected=8), seen=seen).growth for seen in (0, 2, 9)] == [8.0, 4.0, 1.0]
     for degree, scale, least, strength in ((1, 3.0, 0.5, 6.0), (2, 3.0, 0.5, 18.0), (None, 3.0, 2.0, 1.5)):
         kind = SimpleNamespace() if degree is None else SimpleNamespace(degree=degree)
@@ -562,7 +564,7 @@ def test_blocks_in_which_float32_shows() -> None:
         own: Rounding[str] = Rounding(source=source_of(**settings, expected=1))
         assert own.strength == pytest.approx(strength)
         given = {"a": torch.tensor(2.5e5 / strength), "b": torch.tensor(3.5e5 / strength)}
-        assert own.shown(given) == {"b"}
+        assert own.find_visible(given) == {"b"}
 
 
 def of_errors(**errors: float) -> dict[str, tuple[Tensor, Tensor]]:
@@ -582,26 +584,26 @@ def test_matrices_with_products_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
     own: Rounding[str] = Rounding(source=source_of(one_shot=True), exact={"e"})
     own.due(batch_of(10))
     assert own.judge(of_errors(a=0.025, b=0.035, c=0.08, e=9.0)) == {"b", "c"}
-    assert own.first and own.exact == {"b", "c", "e"} and own.rounded == {} and own.lost == set()
+    assert own.first and own.exact == {"b", "c", "e"} and own.rounded_diagonals == {} and own.lost == set()
     assert given == [None] * 3
     assert [own.watches(name) for name in "abe"] == [True, False, False]
     own.due(batch_of(30))
     matrices = of_errors(a=0.025, d=0.035, f=0.08, b=9.0)
     assert own.judge(matrices) == {"d", "f"} and not own.first and own.judged == 40
-    assert set(own.rounded) == {"d", "f"} and torch.equal(own.rounded["d"], matrices["d"][0][:, 0])
+    assert set(own.rounded_diagonals) == {"d", "f"} and torch.equal(own.rounded_diagonals["d"], matrices["d"][0][:, 0])
     matrices["d"][0].zero_()
-    assert float(own.rounded["d"].min()) > 0
+    assert float(own.rounded_diagonals["d"].min()) > 0
     assert own.exact == set("bcdef") and own.lost == set() and own.watches("d")
     own.due(batch_of(120))
     given.clear()
     assert own.judge(of_errors(d=0.05, f=0.4, a=0.35, g=0.02)) == {"a"}
-    assert own.lost == set() and given[0] is own.rounded["d"] and given[3] is None  # data to come may help
+    assert own.lost == set() and given[0] is own.rounded_diagonals["d"] and given[3] is None  # data to come may help
     own.ended = True
     assert own.judge(of_errors(d=0.25, f=0.4, a=0.05, g=0.35)) == {"g"}
     assert own.lost == {"f", "g"} and [own.watches(name) for name in "dfag"] == [True, False, True, False]
     fresh: Rounding[str] = Rounding(source=source_of())
     fresh.take({"a"}, of_errors(a=1.0))
-    assert fresh.exact == {"a"} and fresh.rounded == {}
+    assert fresh.exact == {"a"} and fresh.rounded_diagonals == {}
 
 
 def test_data_are_passed_over_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -628,7 +630,7 @@ def test_errors_of_products() -> None:
         assert float(own._error("a", near, torch.zeros(2))) == pytest.approx(share * 3 * 50, rel=0.05)
     coarse: Rounding[str] = Rounding(source=source_of(budget=replace(ROOM, arithmetic=Arithmetic("tf32"))))
     assert coarse.judge({"a": (near, torch.zeros(2).double())}) == {"a"}  # 2e-4 times 150
-    coarse.rounded["a"] = 100 * torch.ones(2, 9)
+    coarse.rounded_diagonals["a"] = 100 * torch.ones(2, 9)
     assert float(coarse._error("a", near, torch.zeros(2).double())) == pytest.approx(2e-4 * 3 * 5000, rel=0.05)
 
 

@@ -50,10 +50,10 @@ def accumulate(sums: dict[Key, Tensor], key: Key, value: Tensor) -> None:
 
 def outside(part: WeightRange, space: Space) -> str:
     """Say what is wrong with a range of a weight: an empty text if nothing is."""
-    own = space.slices().get(part.name)
-    if own is None:
+    whole = space.slices().get(part.name)
+    if whole is None:
         return f"{part.name!r} is not one of the selected weights"
-    if not 0 <= part.start < part.stop <= own.stop - own.start:
+    if not 0 <= part.start < part.stop <= whole.stop - whole.start:
         return f"{part.name!r} has no range {part.start}:{part.stop}"
     return ""
 
@@ -83,8 +83,8 @@ def assemble_vector(sums: Mapping[WeightRange, Tensor], space: Space) -> Tensor:
     flat = some.new_zeros(space.total)
     for part, value in sums.items():
         if part.name in space.names:
-            place = space.place(part)
-            flat = torch.cat([flat[: place.start], flat[place] + value, flat[place.stop :]])
+            elements = space.place(part)
+            flat = torch.cat([flat[: elements.start], flat[elements] + value, flat[elements.stop :]])
     return flat
 
 

@@ -18,7 +18,7 @@ from .grams import outer, too_long
 
 LARGEST_DENSE = 1_024  # norm and generic weights up to this size get a dense block
 Products = dict[tuple[tuple[int, ...], torch.dtype], Tensor]  # of gradients, by which they are and how made
-Asked = Callable[[Side], torch.dtype | None]  # of the products of a side, at least; None: leave it out
+DtypeOf = Callable[[Side], torch.dtype | None]  # of the products of a side, at least; None: leave it out
 
 
 def plainly(side: Side) -> torch.dtype:
@@ -26,9 +26,9 @@ def plainly(side: Side) -> torch.dtype:
     return torch.float32
 
 
-def add_other(sums: KronSums, part: WeightRange, jacobian: Explicit, asked: Asked = plainly) -> None:
+def add_other(sums: KronSums, part: WeightRange, jacobian: Explicit, dtype_of: DtypeOf = plainly) -> None:
     """Curvature of a weight without a Kronecker form: dense where small, else diagonal."""
-    dtype = asked((part, "other"))
+    dtype = dtype_of((part, "other"))
     if dtype is None:
         return
     rows = jacobian.value.flatten(0, 1)
@@ -57,14 +57,14 @@ def add_gradients(
     matrix: Matrix,
     reduced: bool,
     products: Products,
-    asked: Asked = plainly,
+    dtype_of: DtypeOf = plainly,
 ) -> None:
     """`sum g g^T` over probes, examples and positions (summed over positions first when reduced)."""
     sums.layouts.setdefault(key, matrix.layout)
     for flipped in {term.flipped for term in matrix.terms}:
         grads = [term.grad for term in matrix.terms if term.flipped == flipped]
         factors = _factors(sums, key, flipped, matrix, grads[0], reduced)
-        dtype = asked(((key, flipped), "gradients"))
+        dtype = dtype_of(((key, flipped), "gradients"))
         if dtype is None:
             continue
         same = tuple(id(grad) for grad in grads), dtype  # all alive as long as this chunk is
@@ -101,12 +101,12 @@ def add_inputs(
     matrix: Matrix,
     weights: list[Tensor | None],
     reduced: bool,
-    asked: Asked = plainly,
+    dtype_of: DtypeOf = plainly,
 ) -> None:
     """`sum a a^T` over examples and counted positions (averaged over positions first when reduced)."""
     for flipped in {term.flipped for term in matrix.terms}:
         uses = [(term, weight) for term, weight in zip(matrix.terms, weights, strict=True) if term.flipped == flipped]
-        factors, dtype = sums.factors[key, flipped], asked(((key, flipped), "inputs"))
+        factors, dtype = sums.factors[key, flipped], dtype_of(((key, flipped), "inputs"))
         if dtype is not None and reduced:
             _add_reduced(factors, matrix, uses, dtype)
         elif dtype is not None:
@@ -131,8 +131,8 @@ def _add_expanded(factors: KronFactors, matrix: Matrix, term: Term, weight: Tens
         _add_moments(factors, term.acts, moments, matrix, dtype)
         return
     groups = matrix.layout.matrix[0]
-    each = (term.acts.scratch + 2 * groups * term.acts.positions * term.acts.width) * 4
-    for chosen in matrix.budget.slices(examples, each):
+    bytes_per_example = (term.acts.scratch + 2 * groups * term.acts.positions * term.acts.width) * 4
+    for chosen in matrix.budget.slices(examples, bytes_per_example):
         act = term.acts(chosen)
         if weight is not None:
             act = act * weight[chosen, None, :, None]
@@ -149,8 +149,10 @@ def _add_moments(factors: KronFactors, acts: Acts, moments: InputMoments, matrix
     groups, width = second.shape[0], math.prod(rows)
     first: Tensor | None = None
     if acts.ones:
-        each = acts.scratch * second.dtype.itemsize
-        parts = [moments.first(chosen, dtype).sum(0) for chosen in matrix.budget.slices(matrix.examples, each)]
+        bytes_per_example = acts.scratch * second.dtype.itemsize
+        parts = [
+            moments.first(chosen, dtype).sum(0) for chosen in matrix.budget.slices(matrix.examples, bytes_per_example)
+        ]
         first = torch.stack(parts).sum(0)
     count = matrix.examples * acts.positions
     total = factors.inputs
@@ -182,8 +184,10 @@ def _add_reduced(
     for term, weight in uses:
         total = total + (term.acts.positions if weight is None else weight.sum(1))
     factors.count += examples if all(weight is None for _, weight in uses) else float((total > 0).sum())
-    each = max((term.acts.scratch + 2 * groups * term.acts.positions * term.acts.width) * 4 for term, _ in uses)
-    for chosen in matrix.budget.slices(examples, each):
+    bytes_per_example = max(
+        (term.acts.scratch + 2 * groups * term.acts.positions * term.acts.width) * 4 for term, _ in uses
+    )
+    for chosen in matrix.budget.slices(examples, bytes_per_example):
         mean: Tensor | None = None
         for term, weight in uses:
             if term.acts.moments is not None and weight is None:

@@ -29,10 +29,10 @@ class Block:
 
     def groups(self, space: Space) -> list[Group]:
         """Weights by the module that owns them."""
-        made: dict[str, list[WeightRange]] = {}
+        parts_by_module: dict[str, list[WeightRange]] = {}
         for part in space.parts():
-            made.setdefault(part.name.rpartition(".")[0], []).append(part)
-        return [tuple(parts) for parts in made.values()]
+            parts_by_module.setdefault(part.name.rpartition(".")[0], []).append(part)
+        return [tuple(parts) for parts in parts_by_module.values()]
 
     def measure(self, source: Source) -> DenseSums:
         """(P, P) per module."""

@@ -34,8 +34,8 @@ class DenseCurvature:
         for parts, matrix in self.matrices.items():
             mask = None if space.mask is None else space.mask.to(matrix.device)
             slices = self._slices(parts)
-            own = torch.cat([delta[piece] for piece in slices])
-            operator = DenseOperator(add_diagonal(matrix, data_weight.to(matrix), own))
+            group_delta = torch.cat([delta[piece] for piece in slices])
+            operator = DenseOperator(add_diagonal(matrix, data_weight.to(matrix), group_delta))
             blocks.append(OperatorBlock(parts=parts, slices=slices, operator=operator, mask=mask))
         return Blocks(blocks, space.size)
 
@@ -53,8 +53,10 @@ class DenseCurvature:
             if mask is not None:  # one range holds the selected elements of all tensors
                 ends = list(itertools.accumulate(int(mask[self.space.place(part)].sum()) for part in parts))
                 places = tuple(slice(start, stop) for start, stop in zip([0, *ends[:-1]], ends, strict=True))
-            own = matrix.diagonal().split([place.stop - place.start for place in places])
-            pieces += [(place.start, apply_floor(each, floor)) for place, each in zip(places, own, strict=True)]
+            values = matrix.diagonal().split([elements.stop - elements.start for elements in places])
+            pieces += [
+                (elements.start, apply_floor(each, floor)) for elements, each in zip(places, values, strict=True)
+            ]
         ordered = [each for _, each in sorted(pieces, key=lambda piece: piece[0])]
         return fill_zeros(torch.cat(clear_rounding(ordered) if floor else ordered), floor)
 
@@ -67,10 +69,10 @@ class DenseCurvature:
                 return None
             wide = matrix.detach().double()
             if base is not None:
-                root = torch.cat([base[place] for place in places]).to(wide).rsqrt()
+                root = torch.cat([base[elements] for elements in places]).to(wide).rsqrt()
                 wide = root[:, None] * wide * root
-            own = torch.linalg.eigvalsh(wide).split([place.stop - place.start for place in places])
-            pieces += [(place.start, each) for place, each in zip(places, own, strict=True)]
+            values = torch.linalg.eigvalsh(wide).split([elements.stop - elements.start for elements in places])
+            pieces += [(elements.start, each) for elements, each in zip(places, values, strict=True)]
         return torch.cat([each for _, each in sorted(pieces, key=lambda piece: piece[0])])
 
     def peaks(self) -> list[Peak]:

@@ -39,7 +39,7 @@ class DenseSums:
             matrices[group] = add_to(matrix, matrices[group]) if group in matrices else matrix
         return DenseSums(matrices, self.mask)
 
-    def clipped(self) -> DenseSums:
+    def clip(self) -> DenseSums:
         """Without negative eigenvalues."""
         matrices = {}
         for group, matrix in self.matrices.items():
@@ -88,7 +88,7 @@ class DenseSums:
             owners = owners if self.mask is None else owners[self.mask.cpu()]
             diagonal = ~torch.isfinite(matrix.detach().diagonal().cpu())
             rows = diagonal if bool(diagonal.any()) else ~torch.isfinite(matrix.detach()).all(1).cpu()
-            raise NotFiniteCurvature([group[place].name for place in owners[rows].unique().tolist()])
+            raise NotFiniteCurvature([group[number].name for number in owners[rows].unique().tolist()])
 
 
 def measure_groups(
@@ -112,7 +112,7 @@ def measure_groups(
     if rounding.over():
         judge(sums, rounding)
     known = {} if earlier is None else earlier.matrices
-    fine = rounding.shown(sizes(sums)) | {group for group, value in known.items() if in_float64([value])}
+    fine = rounding.find_visible(sizes(sums)) | {group for group, value in known.items() if in_float64([value])}
     for group in sums:
         sums[group] = sums[group] if group in fine - rounding.lost else sums[group].float()
     return DenseSums(sums, mask)
@@ -120,7 +120,7 @@ def measure_groups(
 
 def judge(sums: dict[Group, Tensor], rounding: Rounding[Group]) -> set[Group]:
     """Matrices that need products in float64 from now on, of those in which float32 would show."""
-    shown = {group: sums[group].unsqueeze(0) for group in rounding.shown(sizes(sums))}
+    shown = {group: sums[group].unsqueeze(0) for group in rounding.find_visible(sizes(sums))}
     ridge = 1 / rounding.strength
     return rounding.judge({group: (value, value.new_full((1,), ridge)) for group, value in shown.items()})
 
@@ -158,8 +158,8 @@ def add_gram(
     if all(piece is None for piece in pieces):
         return total
     stacked = Stacked(pieces, tuple(part.stop - part.start for part in group), mask)
-    each = 3 * stacked.probes * sum(stacked.sizes) * 8
-    for examples in stacked.budget.slices(stacked.examples, each):
+    bytes_per_example = 3 * stacked.probes * sum(stacked.sizes) * 8
+    for examples in stacked.budget.slices(stacked.examples, bytes_per_example):
         rows = stacked.rows(examples).flatten(0, 1)
         if total is None:
             total = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)

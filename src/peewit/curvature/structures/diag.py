@@ -38,17 +38,17 @@ class Diag:
         """(P,) per range of each weight."""
         sums: dict[WeightRange, Tensor] = {}
         for batch in source:
-            for found in batch.probes():
-                for part, jacobian in found.items():
+            for jacobians in batch.probes():
+                for part, jacobian in jacobians.items():
                     accumulate(sums, part, jacobian.layout.to_flat(jacobian.square_sum()))
         return sums
 
     def more(self, source: Source, earlier: dict[WeightRange, Tensor]) -> dict[WeightRange, Tensor]:
         """Sums over earlier data and this."""
-        made = dict(earlier)
+        sums = dict(earlier)
         for part, value in self.measure(source).items():
-            accumulate(made, part, value)
-        return made
+            accumulate(sums, part, value)
+        return sums
 
     def check(self, sums: dict[WeightRange, Tensor], space: Space) -> None:
         """Refuse sums that are not of these weights."""
@@ -77,29 +77,29 @@ class DiagCurvature:
         """One diagonal operator per weight tensor."""
         space, start, blocks = self.space, 0, []
         for part in space.parts():
-            place = space.place(part)
-            mask = None if space.mask is None else space.mask[place].to(self.diagonal.device)
-            diagonal = self.diagonal[place] if mask is None else self.diagonal[place][mask]
-            own = slice(start, start + diagonal.numel())
-            start = own.stop
-            operator = DiagonalOperator((data_weight.to(diagonal) * diagonal + delta[own]).to(delta.dtype), mask)
-            blocks.append(OperatorBlock(parts=(part,), slices=(own,), operator=operator))
+            elements = space.place(part)
+            mask = None if space.mask is None else space.mask[elements].to(self.diagonal.device)
+            diagonal = self.diagonal[elements] if mask is None else self.diagonal[elements][mask]
+            selected = slice(start, start + diagonal.numel())
+            start = selected.stop
+            operator = DiagonalOperator((data_weight.to(diagonal) * diagonal + delta[selected]).to(delta.dtype), mask)
+            blocks.append(OperatorBlock(parts=(part,), slices=(selected,), operator=operator))
         return Blocks(blocks, space.size)
 
     def diag(self, floor: float = 0.0) -> Tensor:
         """(D,)."""
         pieces = []
         for part in self.space.parts():
-            place = self.space.place(part)
-            own = self.diagonal[place]
-            own = own if self.space.mask is None else own[self.space.mask[place].to(own.device)]
-            pieces.append(apply_floor(own, floor))
+            elements = self.space.place(part)
+            values = self.diagonal[elements]
+            values = values if self.space.mask is None else values[self.space.mask[elements].to(values.device)]
+            pieces.append(apply_floor(values, floor))
         return fill_zeros(torch.cat(clear_rounding(pieces) if floor else pieces), floor)
 
     def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor:
         """Independent weights have any prior."""
-        own = self.diag()
-        return own if base is None else own / base
+        values = self.diag()
+        return values if base is None else values / base
 
     def approximation(self, name: str) -> str:
         """For the coverage table."""

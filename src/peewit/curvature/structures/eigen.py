@@ -40,8 +40,8 @@ def needs_stream(side: Tensor) -> bool:
 def decompose_in_streams(sides: Sequence[tuple[str, Tensor]], order: list[int]) -> dict[int, Side]:
     """Decompose the largest first on a few streams, with a thread for each, since torch waits for every result."""
     device = sides[order[0]][1].device
-    here = torch.cuda.current_stream(device)
-    ready = here.record_event()
+    current = torch.cuda.current_stream(device)
+    ready = current.record_event()
     waiting = deque(order)
     decomposed: dict[int, Side] = {}
 
@@ -57,13 +57,13 @@ def decompose_in_streams(sides: Sequence[tuple[str, Tensor]], order: list[int]) 
                     return done
                 name, side = sides[number]
                 decomposed[number] = decompose_matrix(side, name)
-                for each in decomposed[number]:
-                    if each is not None:
-                        each.record_stream(here)  # so that its memory is not reused too early
+                for tensor in decomposed[number]:
+                    if tensor is not None:
+                        tensor.record_stream(current)  # so that its memory is not reused too early
 
     with ThreadPoolExecutor(min(STREAMS, len(order))) as pool:
         for done in [pool.submit(work) for _ in range(min(STREAMS, len(order)))]:
-            here.wait_event(done.result())
+            current.wait_event(done.result())
     return decomposed
 
 
@@ -114,8 +114,8 @@ def eigenvalues(side: Tensor) -> Tensor:
         raise
     except RuntimeError:
         values = torch.linalg.eigvalsh(side.double()).to(side.dtype)
-    made: Tensor = values.clamp(min=0)
-    return made
+    positive: Tensor = values.clamp(min=0)
+    return positive
 
 
 def decompose_matrix(side: Tensor, name: str) -> Side:
@@ -148,29 +148,29 @@ def eigenvalues_meanwhile(blocks: dict[Name, Tensor]) -> Callable[[], dict[Name,
     if some is None or not some.is_cuda:
         return lambda: stacked_eigenvalues(blocks)
     device = some.device
-    here = torch.cuda.current_stream(device)
-    ready = here.record_event()
+    current = torch.cuda.current_stream(device)
+    ready = current.record_event()
 
     def work(block: Tensor) -> tuple[Tensor, torch.cuda.Event]:
         stream = torch.cuda.Stream(device)
         with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(stream):
             stream.wait_event(ready)
             values = eigenvalues(block.detach().unsqueeze(0))[0].double()
-            values.record_stream(here)
+            values.record_stream(current)
             return values, stream.record_event()
 
     pool = ThreadPoolExecutor(2)
     waiting = {name: pool.submit(work, block) for name, block in blocks.items()}
     pool.shutdown(wait=False)
 
-    def gathered() -> dict[Name, Tensor]:
+    def gather() -> dict[Name, Tensor]:
         results = {}
         for name, job in waiting.items():
             results[name], done = job.result()
-            here.wait_event(done)
+            current.wait_event(done)
         return results
 
-    return gathered
+    return gather
 
 
 def stacked_eigenvalues(blocks: dict[Name, Tensor]) -> dict[Name, Tensor]:

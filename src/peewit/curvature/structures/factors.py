@@ -56,7 +56,7 @@ class KronSums:
     def fine(self) -> set[Own | WeightRange]:
         """Blocks whose sums are in float64."""
         fine: set[Own | WeightRange] = set()
-        fine.update(own for own, value in self.factors.items() if in_float64([value.inputs]))
+        fine.update(key for key, value in self.factors.items() if in_float64([value.inputs]))
         for key, bases in self.bases.items():
             if in_float64(basis for basis in bases if basis is not None):
                 fine |= {(key, False), (key, True)}

@@ -92,8 +92,8 @@ def symmetric(rows: Tensor, number: int) -> Tensor:
     width = rows.shape[-1]
     step = -(-width // number)
     total = rows.new_empty(*rows.shape[:-2], width, width)
-    for own in stripes(width, step):
-        total[..., own, : own.stop] = rows[..., own].mT @ rows[..., : own.stop]
+    for columns in stripes(width, step):
+        total[..., columns, : columns.stop] = rows[..., columns].mT @ rows[..., : columns.stop]
     return mirror(total, step)
 
 
@@ -105,8 +105,8 @@ def add_outer(total: Tensor, rows: Tensor) -> Tensor:
     if total.requires_grad or rows.requires_grad:
         return mirror(total) + rows.T @ rows
     width = rows.shape[1]
-    for own in stripes(width, stripe(width)):
-        total[own, : own.stop] += rows[:, own].T @ rows[:, : own.stop]
+    for columns in stripes(width, stripe(width)):
+        total[columns, : columns.stop] += rows[:, columns].T @ rows[:, : columns.stop]
     return total
 
 
@@ -115,6 +115,6 @@ def mirror(total: Tensor, step: int | None = None) -> Tensor:
     if total.requires_grad:
         return total
     width = total.shape[-1]
-    for own in stripes(width, stripe(width) if step is None else step):
-        total[..., : own.start, own] = total[..., own, : own.start].mT
+    for columns in stripes(width, stripe(width) if step is None else step):
+        total[..., : columns.start, columns] = total[..., columns, : columns.start].mT
     return total

@@ -145,12 +145,12 @@ class KronCurvature:
 
     def _unseen(self) -> list[tuple[slice, WeightRange]]:
         """Ranges of used weights that no data touched (rows of a packed weight): the prior's alone."""
-        taken = sorted([*(part for key in self.blocks for part in key), *self.others])
+        seen = sorted([*(part for key in self.blocks for part in key), *self.others])
         gaps = []
         for whole in self.space.parts():
             start = 0
             for part in [
-                *(part for part in taken if part.name == whole.name),
+                *(part for part in seen if part.name == whole.name),
                 WeightRange(whole.name, whole.stop, whole.stop),
             ]:
                 if part.start > start:

@@ -38,11 +38,11 @@ class KronSpectrum:
         data_weight = data_weight.to(self.values)
         same = delta.detach() if numbers is None else numbers
         if not any(same.stride()) or bool((same == same[:1, :1, :1]).all()):
-            return self._rotated(data_weight * self.values + delta[:1, :1, :1], self.left, self.right, delta.dtype)
+            return self._rotate(data_weight * self.values + delta[:1, :1, :1], self.left, self.right, delta.dtype)
         rows, columns = self._product(delta, key, numbers)
-        return self._scaled(rows, columns, data_weight, key)
+        return self._scale(rows, columns, data_weight, key)
 
-    def _rotated(
+    def _rotate(
         self, values: Tensor, left: Tensor | None, right: Tensor | None, dtype: torch.dtype, dual: Dual | None = None
     ) -> RotatedOperator:
         """The operator in the dtype of the weights: only finding eigenvectors needs float64."""
@@ -79,7 +79,7 @@ class KronSpectrum:
         if bool((base == base[:1, :1, :1]).all()):
             return (self.values / base[:1, :1, :1]).flatten()
         rows, columns = self._product(base, key, None)
-        (_, _, left, above), (_, _, right, beside) = self._whitened(rows, columns, key)
+        (_, _, left, above), (_, _, right, beside) = self._whiten(rows, columns, key)
         return ((left / above)[:, :, None] * (right / beside)[:, None, :]).flatten()
 
     def peaks(self, key: Key) -> list[Peak]:
@@ -102,7 +102,7 @@ class KronSpectrum:
         )
         return rows[:, :, None] * columns[:, None, :]
 
-    def _whitened(self, rows: Tensor, columns: Tensor, key: Key) -> tuple[Whitened, Whitened]:
+    def _whiten(self, rows: Tensor, columns: Tensor, key: Key) -> tuple[Whitened, Whitened]:
         """Both sides under their share of the prior."""
         pair = self.sides
         if pair is None:
@@ -118,9 +118,9 @@ class KronSpectrum:
             whiten(pair[1], self.right, columns[:, 0, :], key[0].name),
         )
 
-    def _scaled(self, rows: Tensor, columns: Tensor, data_weight: Tensor, key: Key) -> RotatedOperator:
+    def _scale(self, rows: Tensor, columns: Tensor, data_weight: Tensor, key: Key) -> RotatedOperator:
         """`D^1/2 (data_weight D^-1/2 H D^-1/2 + I) D^1/2` with `D = rows (x) columns`: exact, and Kronecker again."""
-        sides = self._whitened(rows, columns, key)
+        sides = self._whiten(rows, columns, key)
         (left, dual_left, left_values, above), (right, dual_right, right_values, beside) = sides
         values = (
             data_weight * left_values[:, :, None] * right_values[:, None, :] + above[:, :, None] * beside[:, None, :]
@@ -132,7 +132,7 @@ class KronSpectrum:
             volume = volume + times * change.sum()
         dtype = rows.dtype
         dual = Dual(narrow_basis(dual_left, dtype), narrow_basis(dual_right, dtype), volume)
-        return self._rotated(values, left, right, dtype, dual)
+        return self._rotate(values, left, right, dtype, dual)
 
 
 Whitened = tuple[Tensor | None, Tensor | None, Tensor, Tensor]

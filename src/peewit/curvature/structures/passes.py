@@ -14,7 +14,7 @@ from ...weights.ranges import WeightRange
 from ..batch import Batch, Chunk, KeptChunks
 from ..stream import Source
 from .common import accumulate
-from .contributions import Asked, Products, add_gradients, add_inputs, add_other, counted_positions
+from .contributions import DtypeOf, Products, add_gradients, add_inputs, add_other, counted_positions
 from .factors import Key, KronSums, Own, Side
 from .rounding import SMALL, Rounding, norm
 
@@ -24,7 +24,7 @@ def measure_factors(approx: str, bias: str, source: Source, earlier: KronSums | 
     measurement = Measurement(approx=approx, bias=bias, rounding=Rounding(source=source))
     for batch in source:
         measurement.add(batch)
-    return measurement.finished(set() if earlier is None else earlier.fine())
+    return measurement.finish(set() if earlier is None else earlier.fine())
 
 
 @dataclass(kw_only=True)
@@ -44,19 +44,19 @@ class Measurement:
         self._measure(batch, probes)
         if not self.rounding.due(batch):
             return
-        needed = self._judge(self._shown())
+        needed = self._judge(self._find_visible())
         if first and needed:
             self.sums.drop(needed)
             self._measure(batch, probes, needed)
 
-    def finished(self, fine: set[Own | WeightRange]) -> KronSums:
+    def finish(self, fine: set[Own | WeightRange]) -> KronSums:
         """The sums over all data, in float64 where rounding would show and where the blocks are small."""
         if self.rounding.wide:
             return self.sums
         self.rounding.ended = True
         if self.rounding.over():
-            self._judge(self._shown())
-        fine = fine | self._shown() | self.small
+            self._judge(self._find_visible())
+        fine = fine | self._find_visible() | self.small
         self.sums.narrow(fine - {own for own, _ in self.rounding.lost})
         return self.sums
 
@@ -71,15 +71,15 @@ class Measurement:
         self.rounding.take(alike, matrices)
         return needed | alike
 
-    def _shown(self) -> set[Own | WeightRange]:
+    def _find_visible(self) -> set[Own | WeightRange]:
         """Blocks in which float32 would show, with all of their module."""
         sizes = largest(self.sums)
-        modules = {module_of(own) for own in self.rounding.shown(sizes)}
+        modules = {module_of(own) for own in self.rounding.find_visible(sizes)}
         return {own for own in sizes if module_of(own) in modules}
 
     def _measure(self, batch: Batch, chunks: Iterable[Chunk], chosen: set[Side] | None = None) -> None:
         """Add a batch to all sides, or to the chosen ones."""
-        asked = self._asked(chosen, batch.tape.dtype)
+        dtype_of = self._dtypes(chosen, batch.tape.dtype)
         reduced = self.approx == "reduce" or (self.approx == "auto" and batch.view.form.positions == 1)
         pairs = batch.tape.pairs() if self.bias == "joint" else {}
         last: dict[Key, Matrix] = {}
@@ -90,7 +90,7 @@ class Measurement:
                 if isinstance(jacobian, Explicit):
                     if jacobian.size <= SMALL and not self.rounding.judged:
                         self.rounding.exact.add((key[0], "other"))
-                    add_other(self.sums, key[0], jacobian, asked)
+                    add_other(self.sums, key[0], jacobian, dtype_of)
                     continue
                 last[key] = jacobian
                 if not self.rounding.judged:
@@ -98,7 +98,7 @@ class Measurement:
                 weight = chunk[key[0]]
                 if len(key) == 2 and isinstance(weight, Matrix):
                     self.sums.weights[key] = weight.upright().layout
-                add_gradients(self.sums, key, jacobian, reduced, products, asked)
+                add_gradients(self.sums, key, jacobian, reduced, products, dtype_of)
                 if batch.masked is not None:
                     note_alive(alive, key, jacobian)
         for key, matrix in last.items():
@@ -106,17 +106,17 @@ class Measurement:
                 counted_positions(term, batch.masked, alive.get((key, number)))
                 for number, term in enumerate(matrix.terms)
             ]
-            add_inputs(self.sums, key, matrix, weights, reduced, asked)
+            add_inputs(self.sums, key, matrix, weights, reduced, dtype_of)
 
-    def _asked(self, chosen: set[Side] | None, dtype: torch.dtype) -> Asked:
+    def _dtypes(self, chosen: set[Side] | None, dtype: torch.dtype) -> DtypeOf:
         """The dtype in which each side has its products."""
 
-        def asked(side: Side) -> torch.dtype | None:
+        def of_side(side: Side) -> torch.dtype | None:
             if chosen is not None and side not in chosen:
                 return None
             return torch.float64 if side in self.rounding.exact else dtype
 
-        return asked
+        return of_side
 
     def _note(self, key: Key, matrix: Matrix) -> None:
         """Small sides have products in float64 from the first, which costs nothing."""

@@ -44,7 +44,7 @@ class Rounding(Generic[Key]):
 
     source: Source
     exact: set[Key] = field(default_factory=set)  # products are in float64 from now on
-    rounded: dict[Key, Tensor] = field(default_factory=dict)  # and the diagonal of what was summed before
+    rounded_diagonals: dict[Key, Tensor] = field(default_factory=dict)  # and the diagonal of what was summed before
     lost: set[Key] = field(default_factory=set)  # that came too late: their numbers have jumped meanwhile
     seen: int = 0
     judged: int = 0  # examples seen when last asked
@@ -71,7 +71,7 @@ class Rounding(Generic[Key]):
 
     def over(self) -> bool:
         """Whether to look again at the end: data came since the last look, or what it found may have come too late."""
-        return not self.wide and (self.seen > self.judged or bool(self.rounded))
+        return not self.wide and (self.seen > self.judged or bool(self.rounded_diagonals))
 
     def judge(self, matrices: Mapping[Key, tuple[Tensor, Tensor]]) -> set[Key]:
         """Decide which matrices (G, n, n) need products in float64 from now on; each comes with its ridge (G,).
@@ -98,18 +98,18 @@ class Rounding(Generic[Key]):
         """Products of these are in float64 from now on, and those of the first batch too."""
         self.exact |= needed
         if not self.first:
-            self.rounded |= {key: diagonal(matrices[key][0]).clone() for key in needed}
+            self.rounded_diagonals |= {key: diagonal(matrices[key][0]).clone() for key in needed}
 
     def watches(self, key: Key) -> bool:
         """Whether some of its products were in float32 and it still counts as exact."""
-        return (key not in self.exact or key in self.rounded) and key not in self.lost
+        return (key not in self.exact or key in self.rounded_diagonals) and key not in self.lost
 
     def _error(self, key: Key, matrix: Tensor, ridge: Tensor, less: float = LESS) -> Tensor:
         """How far variances may be off when all data are summed and the prior precision is `less` times as large."""
         coarse = self.source.task.budget.arithmetic.parts(predicting=False) == 1
-        each = (TENSOR_CORES if coarse else PRODUCTS) * matrix.shape[-1] ** 0.5
+        error_per_unit = (TENSOR_CORES if coarse else PRODUCTS) * matrix.shape[-1] ** 0.5
         ridge = less * ridge / self.growth
-        error: Tensor = each * amplification(matrix.detach(), ridge, self.rounded.get(key)).double()
+        error: Tensor = error_per_unit * amplification(matrix.detach(), ridge, self.rounded_diagonals.get(key)).double()
         return error
 
     @property
@@ -126,7 +126,7 @@ class Rounding(Generic[Key]):
         degree: int = getattr(self.source.kind, "degree", 1)
         return float(self.source.task.likelihood.noise_precision) ** degree / self.source.task.least
 
-    def shown(self, largest: Mapping[Own, Tensor]) -> set[Own]:
+    def find_visible(self, largest: Mapping[Own, Tensor]) -> set[Own]:
         """Blocks whose rounding in float32 would show beside the prior after all data, from their norms so far."""
         if self.wide or not largest:
             return set(largest)
@@ -135,7 +135,7 @@ class Rounding(Generic[Key]):
         return {key for key, share in shares.items() if SHOWS < share < float("inf")}
 
 
-def amplification(matrix: Tensor, ridge: Tensor, rounded: Tensor | None) -> Tensor:
+def amplification(matrix: Tensor, ridge: Tensor, rounded_diagonal: Tensor | None) -> Tensor:
     """The largest eigenvalue of `D^1/2 (A + ridge)^-1 D^1/2` for A (G, n, n), ridge (G,) and D (G, n), or little less.
 
     Errors `D^1/2 E D^1/2` in A change variances by as many times the norm of E, as a share of them. D is A's own
@@ -145,7 +145,7 @@ def amplification(matrix: Tensor, ridge: Tensor, rounded: Tensor | None) -> Tens
     root = size.rsqrt()
     scaled = matrix * root[:, :, None] * root[:, None, :]
     scaled.diagonal(dim1=-2, dim2=-1).fill_(1.0)
-    weight = None if rounded is None else (rounded / size).sqrt()[:, :, None]
+    weight = None if rounded_diagonal is None else (rounded_diagonal / size).sqrt()[:, :, None]
     factor, failed = torch.linalg.cholesky_ex(scaled.float() if weight is None else scaled)
     width = factor.shape[-1]
     vectors = torch.cos(torch.arange(2 * width, device=factor.device, dtype=factor.dtype).square_())  # any numbers

@@ -11,22 +11,22 @@ from .factors import Key, KronFactors, KronSums
 
 def eigenvectors_of(sums: KronSums) -> dict[Key, tuple[Tensor | None, Tensor | None, Tensor, Tensor]]:
     """Eigenvectors and eigenvalues of the row side and the column side of every weight."""
-    asked: list[tuple[str, Tensor]] = []
+    matrices: list[tuple[str, Tensor]] = []
     places: dict[Key, tuple[int, int]] = {}
     known: dict[str, list[int]] = {}  # by module: a bias has the row side of its weight, or its columns' if transposed
 
-    def place(name: str, side: Tensor) -> int:
+    def number_of(name: str, side: Tensor) -> int:
         numbers = known.setdefault(name.rpartition(".")[0], [])
-        alike = [each for each in numbers if same(asked[each][1], side)]
+        alike = [each for each in numbers if same(matrices[each][1], side)]
         if not alike:
-            numbers.append(len(asked))
-            asked.append((name, side))
+            numbers.append(len(matrices))
+            matrices.append((name, side))
         return alike[0] if alike else numbers[-1]
 
     for key in sums.layouts:
         rows, columns = sides(sums.of(key))
-        places[key] = (place(key[0].name, rows), place(key[0].name, columns))
-    decomposed = decompose_sides(asked)
+        places[key] = (number_of(key[0].name, rows), number_of(key[0].name, columns))
+    decomposed = decompose_sides(matrices)
     return {
         key: (decomposed[row][0], decomposed[column][0], decomposed[row][1], decomposed[column][1])
         for key, (row, column) in places.items()

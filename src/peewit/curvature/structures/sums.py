@@ -29,8 +29,8 @@ def join_sums(earlier: KronSums, later: KronSums, space: Space) -> KronSums:
         joined.factors[key] = new if old is None else new.plus(old)
     for part, value in later.others.items():
         joined.others[part] = add_to(value, earlier.others[part]) if part in earlier.others else value
-    for own, value in later.corrected.items():
-        joined.corrected[own] = earlier.corrected[own] + value if own in earlier.corrected else value
+    for block, value in later.corrected.items():
+        joined.corrected[block] = earlier.corrected[block] + value if block in earlier.corrected else value
     return joined
 
 
