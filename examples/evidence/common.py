@@ -262,7 +262,7 @@ def curve(la: pw.Laplace, task: Task, low: float, high: float, count: int = 13) 
 
     def at(value: float) -> pw.Laplace:
         made = la.with_prior(value)
-        return made.tune(parameters=["noise"]) if noisy else made
+        return made.tune(parameters=["noise"], at="trained_weights") if noisy else made
 
     return Curve([(value, judged(at(value), short)["nll"]) for value in values], own)
 

@@ -14,7 +14,8 @@ import peewit as pw
 from cases import randomise
 from environment import DEVICE
 from fitting import normal
-from peewit.diagnostics.gradients import constant_energy, examine
+from peewit.diagnostics.constant import constant_energy, joined
+from peewit.diagnostics.gradients import examine
 from reference_dense import ggn
 
 
@@ -156,29 +157,203 @@ def test_a_network_that_stopped_early(healthy: tuple[pw.Laplace, tuple[Tensor, T
 
 
 def test_a_network_that_was_never_trained() -> None:
-    """Worse than a constant; and one that learnt nothing is hardly better."""
+    """Worse than the mean of the targets, a problem in the first place; or no better, or hardly."""
     data = curve()
     untrained = network()
     with torch.no_grad():
         untrained[-1].bias += 3.0
     said = pw.fit(untrained, data, "regression").diagnose(data)
-    assert said["fit"].severity == "warning" and "worse than a constant" in said["fit"].sentence
+    first = said.complaints[0]
+    assert first is said.findings[0] is said["fit"] and not said.healthy
+    assert first.severity == "problem" and "worse than a constant" in first.sentence
+    assert str(said).startswith("[problem] fit: The network is worse than a constant: R^2 is -")
+    for cause in ("weights are loaded", "scaled as in training", "labels"):
+        assert cause in first.advice
+    assert first.numbers["r2"] == pytest.approx(r_squared(untrained, data), rel=1e-6)
     other = (data[0], normal(120, 1, seed=9).to(DEVICE))  # nothing to learn
     dull = trained(network(), squares(other, 1.0), 50.0)
     said = pw.fit(dull, other, "regression", prior=50.0).diagnose(other)
-    assert "hardly better" in said["fit"].sentence and said["mode"].severity == "fine"
+    assert said["fit"].severity == "problem" and "no better than a constant" in said["fit"].sentence
+    assert said["mode"].severity == "fine"
+    slow = trained(network(), squares(data, 0.3), 0.5)
+    with torch.no_grad():  # a hundredth of the way from the mean
+        slow[-1].weight *= 0.01
+        slow[-1].bias += (data[1] - slow(data[0])).mean()
+    said = pw.fit(slow, data, "regression").diagnose(data)["fit"]
+    assert 0 < said.numbers["r2"] < 0.05 and said.severity == "warning" and "hardly better" in said.sentence
 
 
-@pytest.mark.parametrize("noise", [0.1, 1.0])
-def test_a_wrong_noise(noise: float, healthy: tuple[pw.Laplace, tuple[Tensor, Tensor]]) -> None:
-    """It names the one that fits, which is the fixed point's."""
+def r_squared(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+    x, y = data
+    left = float((model(x).detach() - y).square().sum())
+    return 1 - left / float((y - y.mean(0)).square().sum())
+
+
+def test_one_output_of_two_that_is_no_better_than_its_mean() -> None:
+    """The other may hide it in the sum; it is named."""
+    x, y = curve()
+    both = torch.cat([0.01 * y, y], 1)
+    model = trained(network(2), squares((x, both), 0.01), 0.5)
+    with torch.no_grad():
+        model[-1].bias[0] += 0.05
+    said = pw.fit(model, (x, both), pw.Gaussian("residuals")).diagnose((x, both))
+    assert said["fit"].severity == "warning" and "1 of its outputs (0, counted from 0)" in said["fit"].sentence
+    left = (model(x).detach() - both).square().sum(0) / (both - both.mean(0)).square().sum(0)
+    assert said["fit"].numbers["worst_r2"] == pytest.approx(1 - float(left.max()), rel=1e-6)
+
+
+def sure(model: nn.Module, factor: float) -> nn.Module:
+    """With its logits scaled up."""
+    with torch.no_grad():
+        for parameter in model[-1].parameters():
+            parameter *= factor
+    return model
+
+
+def test_classes_beside_their_frequencies() -> None:
+    """NLL and accuracy by hand; wrong labels are a problem, as is a network that only decides well."""
+    x = inputs(200)
+    y = labels(x)
+    loss = nn.CrossEntropyLoss(reduction="sum")
+    model = trained(network(3), lambda m: loss(m(x), y), 0.1)
+    said = pw.fit(model, (x, y), "classification").diagnose((x, y))["fit"]
+    shares = y.bincount() / 200
+    assert said.severity == "fine"
+    assert said.numbers["nll"] == pytest.approx(float(loss(model(x), y).detach()) / 200, rel=1e-6)
+    assert said.numbers["constant_nll"] == pytest.approx(-float((shares * shares.log()).sum()), rel=1e-6)
+    assert said.numbers["accuracy"] == pytest.approx(float((model(x).argmax(1) == y).double().mean()))
+    assert said.numbers["constant_accuracy"] == pytest.approx(float(shares.max()))
+    assert f"accuracy {said.numbers['accuracy']:.1%}" in said.sentence and "class frequencies" in said.sentence
+    wrong = (y + 1) % 3
+    said = pw.fit(model, (x, wrong), "classification").diagnose((x, wrong))["fit"]
+    assert said.severity == "problem" and "in the order of the outputs" in said.advice
+    said = pw.fit(sure(model, 30.0), (x, y), "classification").diagnose((x, y))["fit"]
+    assert said.severity == "problem" and "scale of the logits" in said.advice
+
+
+def test_other_likelihoods_beside_a_constant() -> None:
+    """Labels that do not exclude each other, counts and variances, each by its own measure."""
+    x = inputs(200)
+    yes = torch.cat([(x[:, :1] > 0), (x[:, 1:2] > 1)], 1).double()
+    yes[:3] = -1.0
+    given = pw.Bernoulli(ignore_index=-1)
+    said = pw.fit(network(2), (x, yes), given).diagnose((x, yes))["fit"]
+    shares = yes[3:].mean(0)
+    assert said.numbers["constant_accuracy"] == pytest.approx(float(torch.maximum(shares, 1 - shares).mean()))
+    expected = -float((shares * shares.log() + (1 - shares) * (1 - shares).log()).mean())
+    assert said.numbers["constant_nll"] == pytest.approx(expected, rel=1e-6)
+    counts = torch.poisson(3 * (0.5 * x[:, :1]).exp().cpu(), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+
+    def deviance(rate: Tensor) -> float:
+        return float((torch.xlogy(counts, counts / rate) - counts + rate).sum())
+
+    net = trained(network(), lambda m: (m(x).exp() - counts * m(x)).sum(), 0.5)
+    said = pw.fit(net, (x, counts), "count").diagnose((x, counts))["fit"]
+    expected = 1 - deviance(net(x).detach().exp()) / deviance(counts.mean())
+    assert said.severity == "fine" and said.numbers["share"] == pytest.approx(expected, rel=1e-6)
+    assert "mean rate" in said.sentence
+    assert pw.fit(network(), (x, counts), "count").diagnose((x, counts))["fit"].severity == "problem"
+    x, y = curve(n=200)
+    for factor in (1.0, 1e-4):  # in any unit
+        said = pw.fit(network(2), (x, factor * y), "heteroscedastic").diagnose((x, factor * y))["fit"]
+        variance = (factor * y).var(correction=0)
+        expected = 0.5 * float((2 * torch.pi * variance).log() + 1)
+        assert said.numbers["constant_nll"] == pytest.approx(expected, abs=1e-3)
+    same = torch.ones_like(y)
+    said = pw.fit(network(), (x, same), "regression").diagnose((x, same))["fit"]
+    assert said.severity == "warning" and "All training targets are the same" in said.sentence
+
+
+def test_a_constant_of_sorted_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where not all outputs are kept, those that are come from everywhere."""
+    x = inputs(200)
+    y = labels(x).sort().values
+    la = pw.fit(network(3), (x, y), "classification")
+    whole = la.diagnose((x, y))["fit"].numbers
+    monkeypatch.setattr("peewit.diagnostics.gradients.ROWS", 50)
+    batches = [(x[start : start + 7], y[start : start + 7]) for start in range(0, 200, 7)]
+    found = la.diagnose(batches)["fit"].numbers
+    assert found["constant_nll"] == pytest.approx(whole["constant_nll"], abs=0.02)
+    f, kept = joined(examine(la.state, batches).kept)
+    assert len(f) == 50 and torch.equal(kept[:, 0], y[::4])
+
+
+@pytest.mark.parametrize(
+    ("noise", "severity"), [(0.08, "problem"), (0.13, "warning"), (0.5, "warning"), (1.0, "problem")]
+)
+def test_a_wrong_noise(noise: float, severity: str, healthy: tuple[pw.Laplace, tuple[Tensor, Tensor]]) -> None:
+    """By which factor, against the network's own residuals and corrected ones, what it means and what to do."""
     la, data = healthy
     said = la.with_noise(noise).diagnose(data)["residuals"]
-    assert said.severity == "warning" and ("larger" if noise < 0.3 else "smaller") in said.sentence
+    small = noise < 0.3
+    assert said.severity == severity and ("too small" if small else "too large") in said.sentence
+    assert f"Intervals are too {'narrow' if small else 'wide'}." in said.sentence
+    squares = float((la.model(data[0]) - data[1]).detach().square().sum())
     gamma = float(la.with_noise(noise).evidence().gamma)
-    expected = (float((la.model(data[0]) - data[1]).detach().square().sum()) / (120 - gamma)) ** 0.5
-    assert abs(said.numbers["fitting"] / expected - 1) < 1e-6
-    assert f"Gaussian(noise={expected:.3g})" in said.advice
+    raw, corrected = (squares / 120) ** 0.5, (squares / (120 - gamma)) ** 0.5
+    assert said.numbers["residual"] == pytest.approx(raw, rel=1e-6)
+    assert said.numbers["corrected"] == pytest.approx(corrected, rel=1e-6)
+    assert said.numbers["factor"] == pytest.approx(noise / raw, rel=1e-6)
+    assert f"{raw:.3g}" in said.sentence and f"{corrected:.3g}" in said.sentence
+    assert f"{max(noise / raw, raw / noise):.3g} times" in said.sentence
+    assert "la.tune('validation', validation=...)" in said.advice and f"la.with_noise({corrected:.3g})" in said.advice
+
+
+def test_a_noise_that_effective_dimensions_explain() -> None:
+    """The evidence's fixed point corrects residuals by them: a noise four times as large is still a problem."""
+    x, y = curve(n=30)
+    model = nn.Sequential(nn.Linear(3, 60), nn.Tanh(), nn.Linear(60, 1)).double().to(DEVICE)
+    la = pw.fit(trained(model, squares((x, y), 0.1), 0.02, 300), (x, y), "regression", structure="full", prior=0.02)
+    residual = float((model(x) - y).square().mean().sqrt().detach())
+    said = la.with_noise(4 * residual).diagnose((x, y))["residuals"]
+    assert said.severity == "problem" and "it is 4 times the network's residuals" in said.sentence
+    assert "too wide, unless the network is closer to its training targets than to new ones" in said.sentence
+    assert "la.tune('validation', validation=...)" in said.advice
+    at = la.with_noise(4 * residual).at_linear_mode((x, y)).diagnose((x, y))["residuals"]
+    assert "la.tune('validation', validation=..., train=...)" in at.advice
+    tuned = la.tune()  # the fixed point
+    factor = float(tuned.likelihood.factor) / residual
+    assert factor > 2.5 and tuned.diagnose((x, y))["residuals"].severity == "problem"
+
+
+def test_a_noise_of_outputs_of_different_sizes() -> None:
+    """Together they fit, one by one they do not; few of many outputs do not matter."""
+    x = inputs(200)
+    y = torch.cat([0.3 * normal(200, 1, seed=5), 10 * normal(200, 1, seed=6)], 1).to(DEVICE)
+    model = nn.Sequential(nn.Linear(3, 2)).double().to(DEVICE)
+    with torch.no_grad():
+        model[0].weight.zero_(), model[0].bias.zero_()
+    together = float(y.square().mean().sqrt())
+    said = pw.fit(model, (x, y), pw.Gaussian(together)).diagnose((x, y))["residuals"]
+    assert said.severity == "problem" and "pw.Gaussian(noise='residuals')" in said.advice
+    assert said.numbers["factor"] == pytest.approx(1.0, abs=1e-6)
+    expected = together / float(y[:, 0].square().mean().sqrt())
+    assert said.numbers["factor of output 0"] == pytest.approx(expected, rel=1e-6)
+    assert f"{expected:.3g} times in 0" in said.sentence
+    own = pw.fit(model, (x, y), pw.Gaussian("residuals")).diagnose((x, y))["residuals"]
+    assert own.severity == "fine"
+    many = torch.cat([0.01 * y[:, :1], normal(200, 39, seed=7).to(DEVICE)], 1)
+    wide = nn.Sequential(nn.Linear(3, 40)).double().to(DEVICE)
+    with torch.no_grad():
+        wide[0].weight.zero_(), wide[0].bias.zero_()
+    assert pw.fit(wide, (x, many), pw.Gaussian(1.0)).diagnose((x, many))["residuals"].severity == "fine"
+
+
+def test_residuals_that_are_zero_or_of_a_given_distribution() -> None:
+    """A network that fits exactly; a likelihood of one's own with a normal predictive."""
+    x = inputs(50)
+    model = nn.Linear(3, 1).double().to(DEVICE)
+    y = model(x).detach()
+    said = pw.fit(model, (x, y), pw.Gaussian(1.0)).diagnose((x, y))["residuals"]
+    assert said.severity == "problem" and "over a million times" in said.sentence and said.numbers["residual"] == 0
+    noisy = y + 2 * normal(50, 1, seed=3).to(DEVICE)
+    own = pw.Custom(
+        lambda f, y: 0.5 * (f - y).square().sum(1),
+        predictive=lambda f: torch.distributions.Normal(f, torch.ones_like(f)),
+    )
+    said = pw.fit(model, (x, noisy), own).diagnose((x, noisy))["residuals"]
+    assert said.numbers["factor"] == pytest.approx(1 / float((noisy - y).square().mean().sqrt()), rel=1e-6)
+    assert said.severity == "warning" and said.numbers["count"] == 50
 
 
 def test_heavy_tails() -> None:
@@ -225,7 +400,7 @@ def test_counts_and_other_likelihoods() -> None:
         0, 2, (200, 1), generator=torch.Generator().manual_seed(2)
     ).to(DEVICE)
     tame = torch.poisson(rate.cpu(), generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    for y, severity in ((wild, "warning"), (tame, "fine")):
+    for y, severity in ((wild, "problem"), (tame, "fine")):
         model = trained(network(), lambda m, y=y: (m(x).exp() - y * m(x)).sum(), 0.5)
         said = pw.fit(model, (x, y), "count", prior=0.5).diagnose((x, y))
         assert said["residuals"].severity == severity and said["mode"].severity == "fine"
@@ -263,11 +438,11 @@ def test_the_best_constant() -> None:
     y = torch.tensor([0, 0, 1, 2, 2, 2])
     f = torch.zeros(6, 1, 3)
     shares = torch.tensor([2, 1, 3]) / 6
-    own, constant = constant_energy(pw.Categorical(), [(f[:2], y[:2, None]), (f[2:], y[2:, None])])
+    own, constant = constant_energy(pw.Categorical(), *joined([(f[:2], y[:2, None]), (f[2:], y[2:, None])]))
     assert abs(own - 6 * torch.log(torch.tensor(3.0))) < 1e-5
     assert abs(constant + 6 * float((shares * shares.log()).sum())) < 1e-5
     target = normal(20, 1, 2)
-    own, constant = constant_energy(pw.Gaussian(), [(torch.zeros_like(target), target)])
+    own, constant = constant_energy(pw.Gaussian(), torch.zeros_like(target), target)
     assert abs(constant - 0.5 * float((target - target.mean(0)).square().sum())) < 1e-8
 
 

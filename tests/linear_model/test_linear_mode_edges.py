@@ -157,7 +157,7 @@ def test_options_of_predictions_that_tuning_ignores_are_refused() -> None:
     with pytest.raises(ValueError, match="makes no predictions"):
         la.tune(at="linear_mode", train=data, predict={"link": "mc"})
     with pytest.raises(ValueError, match="belongs to one prior"):
-        la.at_linear_mode(data).tune("validation", validation=data, predict={"at": "linear_mode"})
+        la.at_linear_mode(data).tune("validation", train=data, validation=data, predict={"at": "linear_mode"})
 
 
 def test_no_findings_after_tuning_at_the_linear_mode() -> None:

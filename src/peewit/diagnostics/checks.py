@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..likelihoods import Gaussian, HeteroscedasticGaussian, Poisson
+from ..likelihoods import Poisson
 from ..posterior.resolution import worst_rounding
 from ..priors.groupings import together
 from ..tuning.by_evidence import OFF, list_groups
 from .findings import Finding, fine, note, warning
-from .gradients import GradientSums, constant_energy
+from .gradients import GradientSums
+from .noise import APART, CERTAIN, check_residuals
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
 NATS, SHARE = 1.0, 0.1  # the loss may be so many nats above its minimum, and so many per effective dimension more
-LEARNT = 0.05  # of the best constant's energy, which a network that was fitted saves at least
-SLIGHT = 0.01  # of it: a network this little above the best constant is one
-APART = 1.5  # how far a ratio that should be one may be from it
-CERTAIN = 4.0  # standard errors beyond which it is not by chance
 TAILS = 9.0  # mean fourth power of residuals of mean square one; three for normal ones
 TWICE = 2.0  # how far precisions chosen here and there may be apart
 
@@ -71,37 +68,6 @@ class NewtonStep:
         return float(self.decrements.sum())
 
 
-def check_fit(la: PosteriorState, seen: GradientSums) -> Finding:
-    """Whether the network fits better than the best constant."""
-    energy, constant = constant_energy(
-        la.likelihood.bind(la.totals.form) if la.totals.form else la.likelihood, seen.kept
-    )
-    least = min(energy, constant, 0.0)  # energies of densities have no zero: the share is then of the larger size
-    share = (
-        (constant - energy) / max(abs(constant), abs(energy), 1e-300)
-        if least < 0
-        else 1 - energy / max(constant, 1e-300)
-    )
-    numbers = {"energy": energy, "constant": constant, "share": share}
-    if share < -SLIGHT:
-        return warning(
-            "fit",
-            f"The network fits its training data worse than a constant does: energy {energy:.4g} against "
-            f"{constant:.4g}.",
-            "Check that the weights are the trained ones, that inputs and targets are scaled as in training, and that "
-            "the network works in evaluation mode.",
-            numbers,
-        )
-    if share < LEARNT:
-        return warning(
-            "fit",
-            f"The network fits its training data hardly better than a constant: it saves {max(share, 0):.1%}.",
-            "Train it further, or check inputs and targets; the posterior of an untrained network says little.",
-            numbers,
-        )
-    return fine("fit", f"The network saves {share:.1%} of the energy of the best constant.", numbers)
-
-
 def check_mode(la: PosteriorState, step: NewtonStep, gamma: float) -> Finding:
     """Whether the weights are near a mode of the regularised loss."""
     nats, allowed = step.decrement, NATS + SHARE * gamma
@@ -139,7 +105,7 @@ def check_likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> It
         )
     residuals = seen.residuals
     if residuals.kind == "squares":
-        yield check_residuals(la, seen, gamma)
+        yield check_residuals(la, residuals, gamma)
         tails = residuals.second / residuals.count / max((residuals.first / residuals.count) ** 2, 1e-300)
         if tails > TAILS and residuals.count > 30 and not isinstance(la.likelihood, Poisson):
             yield note(
@@ -152,40 +118,6 @@ def check_likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> It
             )
     if residuals.kind == "surprises":
         yield check_confidence(seen)
-
-
-def check_residuals(la: PosteriorState, seen: GradientSums, gamma: float) -> Finding:
-    """Squared standardised residuals, which sum to `n - gamma`."""
-    residuals = seen.residuals
-    free = max(residuals.count - gamma, 1.0)
-    ratio = residuals.first / free
-    spread = max(residuals.second / residuals.count - (residuals.first / residuals.count) ** 2, 0.0) / residuals.count
-    error = math.sqrt(spread) / max(residuals.first / residuals.count, 1e-300)
-    numbers = {"dispersion": ratio, "error": error, "count": residuals.count}
-    off = max(ratio, 1 / max(ratio, 1e-300)) > APART and abs(math.log(max(ratio, 1e-300))) > CERTAIN * error
-    words = f"squared standardised residuals sum to {ratio:.3g} times what they should"
-    if not off:
-        return fine("residuals", f"The noise fits the residuals: {words}.", numbers)
-    too = "larger" if ratio > 1 else "smaller"
-    if isinstance(la.likelihood, Gaussian):
-        noise = float(la.likelihood.factor)
-        fitting = noise * math.sqrt(ratio)
-        sentence = (
-            f"Residuals are {too} than the noise says: {words}; the noise is {noise:.3g}, and theirs {fitting:.3g}."
-        )
-        return warning(
-            "residuals",
-            sentence,
-            f"Use la.tune(), which learns the noise, or fit with Gaussian(noise={fitting:.3g}).",
-            {**numbers, "noise": noise, "fitting": fitting},
-        )
-    if isinstance(la.likelihood, HeteroscedasticGaussian):
-        advice = "Train the variances longer, or stop earlier where they follow single targets."
-    else:
-        advice = "Counts that vary more than a Poisson's need a Custom likelihood, such as a negative binomial."
-    return warning(
-        "residuals", f"Targets vary {'more' if ratio > 1 else 'less'} than predicted: {words}.", advice, numbers
-    )
 
 
 def check_confidence(seen: GradientSums) -> Finding:

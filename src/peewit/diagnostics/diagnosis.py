@@ -19,13 +19,13 @@ from .checks import (
     NewtonStep,
     at_trained,
     check_evidence,
-    check_fit,
     check_groups,
     check_invariances,
     check_likelihood,
     check_mode,
     check_rounding,
 )
+from .constant import check_fit
 from .findings import Finding
 from .gradients import examine
 
@@ -123,7 +123,7 @@ def diagnose(la: PosteriorState, data: Any, memory: float | None, progress: bool
         evidence = at_trained(la).evidence()
         gamma = evidence.effective_dimensions
         findings = [
-            check_fit(la, seen),
+            check_fit(la.likelihood.bind(la.totals.form) if la.totals.form else la.likelihood, seen.kept),
             check_mode(la, step, float(gamma.sum())),
             *check_likelihood(la, seen, float(gamma.sum())),
             check_evidence(la, step, gamma),

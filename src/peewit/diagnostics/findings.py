@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Severity = Literal["fine", "note", "warning"]
+Severity = Literal["fine", "note", "warning", "problem"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class Finding:
 
     Attributes:
         topic: The question in one word, such as "fit", "mode", "evidence" or "rounding".
-        severity: "fine", "note" or "warning".
+        severity: "fine", "note", "warning", or "problem", which has to be mended before predictions can be used.
         sentence: The answer.
         advice: What to do about it; "" where there is nothing to do.
         numbers: Numbers behind the answer, by name.
@@ -51,3 +51,8 @@ def note(topic: str, sentence: str, advice: str, numbers: Mapping[str, float] | 
 def warning(topic: str, sentence: str, advice: str, numbers: Mapping[str, float]) -> Finding:
     """Something to mend."""
     return Finding(topic=topic, severity="warning", sentence=sentence, advice=advice, numbers=numbers)
+
+
+def problem(topic: str, sentence: str, advice: str, numbers: Mapping[str, float]) -> Finding:
+    """Something to mend before anything else is asked."""
+    return Finding(topic=topic, severity="problem", sentence=sentence, advice=advice, numbers=numbers)

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
 PIECES = 16  # gradients at least, to tell how much they vary
-ROWS = 1 << 16  # labelled positions for which the best constant is sought
-ROUNDS = 100  # of the search for it
+ROWS, NUMBERS = 1 << 16, 1 << 26  # positions, and outputs of them, for which the best constant is sought
 COST = 6.0  # of a pass there and back, in those of a pass forward
 
 
@@ -44,8 +43,7 @@ class GradientSums:
     examples_squared: float = 0.0
     energy: float = 0.0
     residuals: Residuals = field(default_factory=lambda: Residuals())
-    kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # outputs and targets, for a constant
-    rows: int = 0
+    kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # some outputs and targets, for a constant
 
     def noise(self, groups: Groups) -> Tensor:
         """(groups,): the variance of the total gradient over other data of this size, summed over each group."""
@@ -67,16 +65,22 @@ class Residuals:
     second: float = 0.0  # of r^4, or of the entropy
     spread: float = 0.0  # of (-log p - entropy)^2
     largest: float = 0.0
+    by_output: Tensor | None = None  # (2, C): sums of r^2 and of r^4, of numbers (N, T, C)
 
     def add(self, likelihood: Likelihood, f: Tensor, y: Tensor) -> None:
         """A batch in the likelihood's form, (N, T, C)."""
         distribution = likelihood.distribution(f.double())
         if isinstance(distribution, Normal | Poisson):
             self.kind = "squares"
-            r = ((y - distribution.mean) / distribution.variance.sqrt()).flatten()
+            mean = distribution.mean
+            if mean.numel() != y.numel():
+                return  # a distribution of something else than the targets
+            r = (y.reshape(mean.shape) - mean) / distribution.variance.sqrt()
+            r = r.flatten(0, 1) if r.dim() == 3 else r.reshape(-1, 1)
+            powers = torch.stack([r.square().sum(0), r.pow(4).sum(0)]).cpu()
+            self.by_output = powers if self.by_output is None else self.by_output + powers
             self.count += r.numel()
-            self.first += float(r.square().sum())
-            self.second += float(r.pow(4).sum())
+            self.first, self.second = self.by_output.sum(1).tolist()
             self.largest = max(self.largest, float(r.abs().max()))
         elif isinstance(distribution, Categorical | Bernoulli):
             self.kind = "surprises"
@@ -117,7 +121,8 @@ def examine(la: PosteriorState, data: Any, network: Network | None = None, progr
     with closing(progress), isolated(la.model, parameters):
         pieces = cut_batches(watch.count_batches(shown), len(batches), network)
         for inputs, output, labels in labelled_outputs(la.model, pieces, la.likelihood, la.totals.form, watch):
-            gradients = gradients_of(labels, output, parameters, seen)
+            stride = -(-la.N * labels.form.positions // max(1, min(ROWS, NUMBERS // labels.form.outputs)))
+            gradients = gradients_of(labels, output, parameters, seen, slice(-seen.examples % stride, None, stride))
             gradient, number = flatten_gradients(gradients, la.model, space).to(zeros), count(inputs)
             seen.gradient += gradient
             seen.weighted += number * gradient
@@ -149,35 +154,13 @@ def cut_batches(
 
 
 def gradients_of(
-    labels: Labelled, output: Tensor, parameters: Sequence[Tensor], seen: GradientSums
+    labels: Labelled, output: Tensor, parameters: Sequence[Tensor], seen: GradientSums, kept: slice
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the energy of some examples; residuals are added up."""
+    """Gradients of the energy of some examples; residuals are added up, and some of the examples kept."""
     f = labels.flat(output)
     energy = labels.energy(f).sum()
     seen.energy += float(energy.detach())
     seen.residuals.add(labels.likelihood, f.detach(), labels.y)
-    if seen.rows < ROWS:
-        seen.kept.append((f.detach(), labels.y))
-        seen.rows += f.shape[0] * f.shape[1]
+    if kept.start < len(f):
+        seen.kept.append((f.detach()[kept].clone(), labels.y[kept].clone()))
     return torch.autograd.grad(energy, parameters, allow_unused=True)
-
-
-def constant_energy(likelihood: Likelihood, kept: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """Energies of the network and of the best outputs that are the same for all examples, on the same targets."""
-    kept = [each for each in kept if each[0].shape[1:] == kept[0][0].shape[1:]]
-    f, y = (torch.cat(each) for each in zip(*kept, strict=True))
-    of_network = float(likelihood.energy(f.double(), y).sum())
-    # From the network's own mean: outputs that are variances have to be positive.
-    constant = f.double().mean((0, 1)).clone().requires_grad_()
-    search = torch.optim.LBFGS([constant], max_iter=ROUNDS, line_search_fn="strong_wolfe", tolerance_change=1e-12)
-
-    def loss() -> Tensor:
-        search.zero_grad()
-        value = likelihood.energy(constant.expand(f.shape), y).sum() / len(y)
-        value.backward()
-        return value
-
-    with torch.enable_grad():
-        search.step(loss)
-    with torch.no_grad():
-        return of_network, float(likelihood.energy(constant.expand(f.shape), y).sum())
