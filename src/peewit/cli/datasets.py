@@ -97,7 +97,7 @@ class LoadedData:
         if not hasattr(value, "__iter__"):
             raise Problem(f"{self.source} gave a {type(value).__name__}; expected a tensor, or batches of inputs.")
         count = len(value) if hasattr(value, "__len__") else None
-        return ((each[0] if isinstance(each, tuple | list) else each) for each in value), count
+        return ((batch[0] if isinstance(batch, tuple | list) else batch) for batch in value), count
 
     def inputs(self) -> Tensor:
         """All inputs in one tensor."""
@@ -110,10 +110,10 @@ class LoadedData:
 def load(source: str, wanted: Wanted) -> LoadedData:
     """Data by the name of a file, a folder or a function."""
     if is_function(source) and not Path(source).exists():
-        made = call_named(source, "data")
-        if made is None:
+        batches = call_named(source, "data")
+        if batches is None:
             raise Problem(f"data {source!r} gave nothing; expected a DataLoader, batches, or a pair of tensors.")
-        return LoadedData(source, made, Schema(classes=wanted.classes), wanted.batch)
+        return LoadedData(source, batches, Schema(classes=wanted.classes), wanted.batch)
     path = Path(source).expanduser()
     if path.is_dir():
         x, y, classes = folder(path, wanted.size, wanted.classes, wanted.labels)
@@ -149,7 +149,7 @@ def shape_targets(x: Tensor, y: Tensor, model: nn.Module | None) -> Tensor:
     """Targets (N,) as (N, 1), or the other way round, where the network's outputs are so: files do not tell."""
     if model is None or y.dim() > 2 or y[:1].numel() != 1:
         return y
-    modes = {each: each.training for each in model.modules()}
+    modes = {module: module.training for module in model.modules()}
     first = next(model.parameters(), x)
     try:
         with torch.no_grad():
@@ -157,8 +157,8 @@ def shape_targets(x: Tensor, y: Tensor, model: nn.Module | None) -> Tensor:
     except Exception:  # the work itself says what is wrong
         return y
     finally:
-        for each, training in modes.items():
-            each.training = training
+        for module, training in modes.items():
+            module.training = training
     one = isinstance(out, Tensor) and out.numel() == 1 and 1 <= out.dim() <= 2
     return y.reshape(len(y), *out.shape[1:]) if one else y
 
@@ -171,7 +171,7 @@ def arrays(path: Path, wanted: Wanted) -> Read:
     try:
         # Opened here: numpy leaves open what it cannot read.
         with open(path, "rb") as file, numpy.load(file, allow_pickle=False) as read:
-            found = {name: read[name] for name in read.files}
+            arrays_by_name = {name: read[name] for name in read.files}
     except Exception as error:  # zip, numpy and the disk have their own
         why = "it holds Python objects, which are not read" if "pickle" in str(error) else str(error)
         why = "it is one array, as numpy.save writes it" if "context manager" in why else why
@@ -179,11 +179,12 @@ def arrays(path: Path, wanted: Wanted) -> Read:
             f"{path} cannot be read as .npz: {why}. Expected what numpy.savez(path, x=..., y=...) writes."
         ) from error
     for name in (*INPUTS, *TARGETS, *wanted.target):
-        if name in found and found[name].dtype.kind not in "biuf":
+        if name in arrays_by_name and arrays_by_name[name].dtype.kind not in "biuf":
             raise Problem(
-                f"{path}: {name} holds {found[name].dtype}; expected numbers, and classes as 0, 1, 2 and so on."
+                f"{path}: {name} holds {arrays_by_name[name].dtype}; expected numbers, and classes as 0, 1, 2 and so "
+                "on."
             )
-    numeric = {name: tensor_of(each) for name, each in found.items() if each.dtype.kind in "biuf"}
+    numeric = {name: tensor_of(array) for name, array in arrays_by_name.items() if array.dtype.kind in "biuf"}
     return inputs_and_targets(numeric, path, wanted)
 
 
@@ -202,19 +203,19 @@ def tensors(path: Path, wanted: Wanted) -> Read:
     from safetensors.torch import load_file
 
     try:
-        found = load_file(path)
+        tensors_by_name = load_file(path)
     except Exception as error:
         raise Problem(f"{path} cannot be read as .safetensors: {error}") from error
-    return inputs_and_targets(found, path, wanted)
+    return inputs_and_targets(tensors_by_name, path, wanted)
 
 
-def inputs_and_targets(found: Mapping[str, Tensor], path: Path, wanted: Wanted) -> Read:
+def inputs_and_targets(tensors_by_name: Mapping[str, Tensor], path: Path, wanted: Wanted) -> Read:
     """Inputs and targets by the names they usually have."""
-    x = next((found[name] for name in INPUTS if name in found), None)
-    y = next((found[name] for name in (*wanted.target, *TARGETS) if name in found), None)
+    x = next((tensors_by_name[name] for name in INPUTS if name in tensors_by_name), None)
+    y = next((tensors_by_name[name] for name in (*wanted.target, *TARGETS) if name in tensors_by_name), None)
     if x is None or x.dim() == 0 or (y is not None and y.dim() == 0):
         raise Problem(
-            f"{path} holds {', '.join(found) or 'nothing'}; expected arrays named x (inputs) and y (targets)."
+            f"{path} holds {', '.join(tensors_by_name) or 'nothing'}; expected arrays named x (inputs) and y (targets)."
         )
     if x.dtype == torch.uint8:  # pixels
         x = x.to(wanted.dtype) / 255
@@ -243,16 +244,16 @@ def columns(path: Path, wanted: Wanted) -> Read:
     x = table.numbers(inputs).to(wanted.dtype)
     if not chosen:
         return x, None, Schema(classes=wanted.classes)
-    found = Schema(table.names, tuple(chosen), table.header, wanted.classes)
+    schema = Schema(table.names, tuple(chosen), table.header, wanted.classes)
     if not wanted.categorical:
-        return x, table.numbers(chosen).to(wanted.dtype), found
+        return x, table.numbers(chosen).to(wanted.dtype), schema
     if len(chosen) > 1:
         raise Problem(f"{len(chosen)} target columns were named for classification; expected one, with the class.")
     words = table.words(chosen[0])
     if wanted.classes is None and all(map(tables.is_number, words)):
-        return x, targets(table.numbers(chosen)[:, 0], path, wanted), found
+        return x, targets(table.numbers(chosen)[:, 0], path, wanted), schema
     classes = wanted.classes or tuple(sorted(set(words)))
-    return x, indices(words, classes, str(path)), replace(found, classes=classes)
+    return x, indices(words, classes, str(path)), replace(schema, classes=classes)
 
 
 def indices(words: Sequence[str], classes: Sequence[str], where: str) -> Tensor:

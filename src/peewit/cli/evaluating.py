@@ -24,10 +24,10 @@ from .networks import ensemble as members
 from .networks import is_classification, network, posterior
 from .networks import likelihood as chosen_likelihood
 from .options import examples, option, words
-from .output import Problem, Voice, place, print_result, table
+from .output import Problem, Voice, check_writable, print_result, table
 from .posteriors import summary, wanted_by
 from .runs import Run, reads
-from .settings import generator, needed, read, section
+from .settings import generator, read, require_setting, section
 
 EVALUATE = examples(
     "peewit evaluate -c run.toml -p posterior.safetensors --test test.npz -o report.html -o report.json",
@@ -73,7 +73,7 @@ def evaluate(
 ) -> None:
     """Measure predictions on test data, beside the plain network and other ways to predict."""
     for path in out or []:
-        place(path, SUFFIXES)
+        check_writable(path, SUFFIXES)
     finish(measure(run.settings, run.voice), out or [], run.voice)
 
 
@@ -84,7 +84,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the page (.html).")] = Path("report.html"),
 ) -> None:
     """Write the page that says whether to trust the network: from a report in JSON, or from a posterior and data."""
-    place(out, (".html",))
+    check_writable(out, (".html",))
     finish(measure(run.settings, run.voice) if source is None else read_report(source, run), [out], run.voice)
 
 
@@ -123,14 +123,14 @@ def measure(settings: Mapping[str, Any], voice: Voice) -> Report:
         subject = model = network(settings)
         arguments["likelihood"] = chosen_likelihood(settings)
         wanted = Wanted.of(settings, model, is_classification(arguments["likelihood"]))
-    data = load(needed(settings, "test", "--test DATA"), wanted)
+    data = load(require_setting(settings, "test", "--test DATA"), wanted)
     if "validation" in settings:
         arguments["validation"] = load(settings["validation"], wanted).value
     unlabelled = replace(wanted, labels=False)
     ood = {name: load(source, unlabelled).inputs() for name, source in settings.get("ood", {}).items()}
     if isinstance(subject, Laplace) and (predict := section(settings, "predict")):
         arguments["predict"] = {name: value for name, value in predict.items() if name != "level"}
-    with voice.stage("the evaluation", own=False):
+    with voice.stage("the evaluation", with_bar=False):
         return pw.evaluate(
             subject,
             data.value,
@@ -186,12 +186,12 @@ def compare(
     """Compare posteriors by their evidence, and on test data where some are given."""
     common, voice = run.settings, run.voice
     common.pop("posterior", None)
-    found = [compare_one(source, common, voice) for source in posteriors]
-    found.sort(key=lambda row: -row["log_evidence"])
-    for row in found:
-        row["behind"] = found[0]["log_evidence"] - row["log_evidence"]
-    notes = remarks(found)
-    names = [name for name in COLUMNS if all(name in row.get("metrics", {}) for row in found)][:4]
+    summaries = [compare_one(source, common, voice) for source in posteriors]
+    summaries.sort(key=lambda row: -row["log_evidence"])
+    for row in summaries:
+        row["behind"] = summaries[0]["log_evidence"] - row["log_evidence"]
+    notes = remarks(summaries)
+    names = [name for name in COLUMNS if all(name in row.get("metrics", {}) for row in summaries)][:4]
     head = ["posterior", "structure", "weights", "log evidence", "behind", "effective weights", *names]
     rows = [
         [
@@ -203,23 +203,23 @@ def compare(
             f"{row['effective_dimensions']:.1f}",
             *(estimate(Estimate(**row["metrics"][name])) for name in names),
         ]
-        for row in found
+        for row in summaries
     ]
-    voice.answer({"posteriors": found, "notes": notes}, table(head, rows), *notes)
+    voice.answer({"posteriors": summaries, "notes": notes}, table(head, rows), *notes)
 
 
 def compare_one(source: Path, common: Mapping[str, Any], voice: Voice) -> dict[str, Any]:
     """One posterior in numbers."""
     if source.suffix.lower() == ".toml":
         settings = {**read(source), **common}
-        needed(settings, "posterior", f"posterior = ... in {source}")
+        require_setting(settings, "posterior", f"posterior = ... in {source}")
     else:
         settings = {**common, "posterior": str(source)}
     la = posterior(settings)
     row: dict[str, Any] = {"name": source.stem, **summary(la)}
     if "test" in settings:
         data = load(settings["test"], wanted_by(settings, la))
-        with voice.stage(f"{source.stem} on the test data", own=False):
+        with voice.stage(f"{source.stem} on the test data", with_bar=False):
             report = pw.evaluate(la, data.value, baselines=(), generator=generator(settings), progress=voice.progress)
         row["metrics"] = {name: asdict(value) for name, value in report.methods[0].metrics.items()}
     return row

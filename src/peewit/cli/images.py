@@ -19,27 +19,27 @@ def folder(
     path: Path, size: tuple[int, int] | None, classes: Sequence[str] | None, labels: bool
 ) -> tuple[Tensor, Tensor | None, tuple[str, ...] | None]:
     """(N, channels, height, width) in 0 to 1, the classes (N,) by folder, and their names."""
-    inner = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
-    found = {each.name: images_in(each) for each in inner}
-    found = {name: files for name, files in found.items() if files}
-    if not found:
+    inner = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    files_by_class = {inner_folder.name: images_in(inner_folder) for inner_folder in inner}
+    files_by_class = {name: files for name, files in files_by_class.items() if files}
+    if not files_by_class:
         if labels:
             raise Problem(f"{path} has no folders with images in them; expected one folder per class.")
         return pictures(images_in(path), path, size), None, None
-    names = tuple(classes) if classes is not None else tuple(found)
-    if labels and (unknown := sorted(set(found) - set(names))):
+    names = tuple(classes) if classes is not None else tuple(files_by_class)
+    if labels and (unknown := sorted(set(files_by_class) - set(names))):
         raise Problem(f"{path} has a folder {unknown[0]!r}; expected the classes {', '.join(names)}.")
-    files = [file for each in found.values() for file in each]
+    files = [file for paths in files_by_class.values() for file in paths]
     x = pictures(files, path, size)
     if not labels:
         return x, None, None
-    y = [names.index(name) for name, each in found.items() for _ in each]
+    y = [names.index(name) for name, paths in files_by_class.items() for _ in paths]
     return x, torch.tensor(y, dtype=torch.int64), names
 
 
 def images_in(path: Path) -> list[Path]:
     """Images in a folder, in the order of their names."""
-    return sorted(each for each in path.iterdir() if each.suffix.lower() in ENDINGS and each.is_file())
+    return sorted(entry for entry in path.iterdir() if entry.suffix.lower() in ENDINGS and entry.is_file())
 
 
 def pictures(files: Sequence[Path], where: Path, size: tuple[int, int] | None) -> Tensor:

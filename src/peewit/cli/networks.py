@@ -20,7 +20,7 @@ import peewit as pw
 from ..laplace import Laplace
 from ..messages.names import nearest
 from .output import Problem
-from .settings import is_function, needed
+from .settings import is_function, require_setting
 
 FORM = "package.module:function"
 
@@ -42,7 +42,7 @@ def import_named(text: str, what: str) -> Any:
         raise Problem(f"{what} {text!r} was given; expected {FORM}, such as networks:lenet.")
     module_name, _, path = text.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise Problem(
@@ -53,27 +53,27 @@ def import_named(text: str, what: str) -> Any:
     except Exception as error:
         raise Problem(f"{what} {text!r}: importing it failed: {type(error).__name__}: {error}") from error
     for part in path.split("."):
-        if not hasattr(found, part):
-            known = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
+        if not hasattr(value, part):
+            known = [name for name in vars(value) if not name.startswith("_")] if hasattr(value, "__dict__") else []
             raise Problem(f"{what} {text!r}: {module_name} has no {path!r}; {nearest(part, known)}".rstrip("; "))
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def call_named(text: str, what: str, arguments: Mapping[str, Any] | None = None) -> Any:
     """The result of a function that was named, or the value itself."""
-    found = import_named(text, what)
-    if isinstance(found, nn.Module) or not callable(found):
-        return found
+    value = import_named(text, what)
+    if isinstance(value, nn.Module) or not callable(value):
+        return value
     try:
-        return found(**(arguments or {}))
+        return value(**(arguments or {}))
     except Exception as error:
         raise Problem(f"{what} {text!r} raised {type(error).__name__}: {error}") from error
 
 
 def network(settings: Mapping[str, Any]) -> nn.Module:
     """The trained network, on its device."""
-    text = needed(settings, "model", f"--model {FORM}")
+    text = require_setting(settings, "model", f"--model {FORM}")
     if Path(text).suffix in (".pt", ".pth", ".pt2", ".ts", ".onnx", ".safetensors"):
         raise Problem(
             f"--model {text} is a file. Exported networks (TorchScript, torch.export, ONNX) are not read, since their "
@@ -88,11 +88,11 @@ def network(settings: Mapping[str, Any]) -> nn.Module:
     return model.to(device(settings))
 
 
-def ensemble(settings: Mapping[str, Any], own: nn.Module) -> list[nn.Module] | None:
+def ensemble(settings: Mapping[str, Any], model: nn.Module) -> list[nn.Module] | None:
     """The network and its copies with other weights; None where none were given."""
-    models = [own]
+    models = [model]
     for path in settings.get("ensemble", ()):
-        models.append(copy.deepcopy(own))
+        models.append(copy.deepcopy(model))
         load_weights(models[-1], Path(path))
     return models if len(models) > 1 else None
 
@@ -112,15 +112,15 @@ def device(settings: Mapping[str, Any]) -> torch.device:
 def load_weights(model: nn.Module, path: Path) -> None:
     """Put the weights of a file into a network; all of them, and no others."""
     state = weights_of(path)
-    ours = model.state_dict()
+    weights = model.state_dict()
     for names, where in (
-        ([name for name in ours if name not in state], "lacks"),
-        ([name for name in state if name not in ours], "has, and the network has not,"),
+        ([name for name in weights if name not in state], "lacks"),
+        ([name for name in state if name not in weights], "has, and the network has not,"),
     ):
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise Problem(f"{path} does not fit the network: it {where} {', '.join(map(repr, names[:3]))}{more}.")
-    for name, tensor in ours.items():
+    for name, tensor in weights.items():
         if state[name].shape != tensor.shape:
             raise Problem(
                 f"{path} does not fit the network: {name!r} has shape {tuple(state[name].shape)}, and the network's "
@@ -138,7 +138,7 @@ def weights_of(path: Path) -> dict[str, Tensor]:
             from safetensors.torch import load_file
 
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # both libraries have many kinds
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         if isinstance(error, pickle.UnpicklingError):  # whose words say how to run it nevertheless
@@ -148,16 +148,16 @@ def weights_of(path: Path) -> dict[str, Tensor]:
             "torch.save(model.state_dict(), path)."
         ) from error
     for key in ("state_dict", "model_state_dict", "model"):  # checkpoints of the usual trainers
-        if isinstance(found, dict) and isinstance(found.get(key), dict):
-            found = found[key]
-    if not isinstance(found, dict) or not found or not all(isinstance(each, Tensor) for each in found.values()):
-        raise Problem(f"{path} holds {type(found).__name__}; expected a state dict: names and tensors.")
-    return dict(found)
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not state or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise Problem(f"{path} holds {type(state).__name__}; expected a state dict: names and tensors.")
+    return dict(state)
 
 
 def likelihood(settings: Mapping[str, Any]) -> Any:
     """The likelihood's name, or a value where a noise is given with it."""
-    name = needed(settings, "likelihood", "--likelihood classification (or regression, binary, count, ...)")
+    name = require_setting(settings, "likelihood", "--likelihood classification (or regression, binary, count, ...)")
     if is_function(name):
         return call_named(name, "--likelihood")
     if "noise" not in settings:
@@ -174,7 +174,7 @@ def is_classification(likelihood: Any) -> bool:
 
 def posterior(settings: Mapping[str, Any], model: nn.Module | None = None) -> Laplace:
     """A saved posterior of the network."""
-    path = Path(needed(settings, "posterior", "--posterior FILE"))
+    path = Path(require_setting(settings, "posterior", "--posterior FILE"))
     name = settings.get("likelihood", "")
     family = call_named(name, "--likelihood") if is_function(name) else None
     return pw.load(path, network(settings) if model is None else model, family)

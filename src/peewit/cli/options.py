@@ -58,13 +58,13 @@ def path_texts(paths: list[Path] | None) -> list[str]:
 
 def pairs(texts: list[str] | None) -> dict[str, str]:
     """`NAME=DATA`, several times."""
-    found = {}
+    data_by_name = {}
     for text in texts or []:
         name, equals, value = text.partition("=")
         if not equals or not name or not value:
             raise Problem(f"--ood {text}: expected NAME=DATA, such as --ood noise=noise.npz.")
-        found[name] = value
-    return found
+        data_by_name[name] = value
+    return data_by_name
 
 
 def words(text: str | None) -> list[str] | None:

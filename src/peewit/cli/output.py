@@ -57,7 +57,7 @@ class Voice:
             self.out.print(line, highlight=False, markup=False, soft_wrap=isinstance(line, str))
 
     @contextmanager
-    def stage(self, what: str, total: int | None = None, own: bool = True) -> Iterator[Callable[[], None]]:
+    def stage(self, what: str, total: int | None = None, with_bar: bool = True) -> Iterator[Callable[[], None]]:
         """Show that something is at work, with the time left where it is known, and how long it took.
 
         Not `own`: the work has a bar itself, and two would be drawn over each other.
@@ -65,7 +65,9 @@ class Voice:
         began = time.perf_counter()
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         left = () if total is None else (TextColumn("left"), TimeRemainingColumn())
-        with Progress(*columns, *left, console=self.err, transient=True, disable=not (own and self.progress)) as bar:
+        with Progress(
+            *columns, *left, console=self.err, transient=True, disable=not (with_bar and self.progress)
+        ) as bar:
             task = bar.add_task(what, total=total)
             yield lambda: bar.advance(task)
         self.say(f"  {what}: {time.perf_counter() - began:.1f} s")
@@ -104,18 +106,19 @@ def finite(value: Any) -> Any:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """The first column to the left, numbers to the right."""
     shown = Table(box=SIMPLE_HEAD)
-    for place, name in enumerate(head):
-        shown.add_column(name, justify="right" if place else "left", no_wrap=place == 0)
+    for column, name in enumerate(head):
+        shown.add_column(name, justify="right" if column else "left", no_wrap=column == 0)
     for row in rows:
         shown.add_row(*row)
     return shown
 
 
-def place(path: Path, suffixes: Sequence[str] = ()) -> Path:
+def check_writable(path: Path, suffixes: Sequence[str] = ()) -> Path:
     """Where a file will be written; refused before any work is done, not after it."""
     if suffixes and path.suffix.lower() not in suffixes:
         raise Problem(
-            f"{path} would be written as {path.suffix or 'a file without an ending'}; expected {listed(suffixes)}."
+            f"{path} would be written as {path.suffix or 'a file without an ending'}; expected "
+            f"{list_choices(suffixes)}."
         )
     if path.is_dir():
         raise Problem(f"{path} is a folder; expected the name of a file to write.")
@@ -134,6 +137,6 @@ def place(path: Path, suffixes: Sequence[str] = ()) -> Path:
     return path
 
 
-def listed(names: Sequence[str]) -> str:
+def list_choices(names: Sequence[str]) -> str:
     """`a, b or c`."""
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else list(names))

@@ -21,9 +21,9 @@ from .datasets import Wanted, load
 from .networks import is_classification, network, posterior
 from .networks import likelihood as chosen_likelihood
 from .options import examples, option
-from .output import Problem, Voice, place
+from .output import Problem, Voice, check_writable
 from .runs import Run, reads
-from .settings import generator, needed, section
+from .settings import generator, require_setting, section
 from .tables import list_names
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where to write the posterior (.safetensors).")]
@@ -64,17 +64,17 @@ def fit(
 ) -> None:
     """Measure a trained network's curvature on its training data: a posterior over its weights, in a file."""
     settings, voice = run.settings, run.voice
-    target_file = place(out, (".safetensors",))
+    target_file = check_writable(out, (".safetensors",))
     net, family = network(settings), chosen_likelihood(settings)
-    data = load(needed(settings, "train", "--train DATA"), Wanted.of(settings, net, is_classification(family)))
+    data = load(require_setting(settings, "train", "--train DATA"), Wanted.of(settings, net, is_classification(family)))
     began = time.perf_counter()
-    with voice.stage("the fit", own=False):
+    with voice.stage("the fit", with_bar=False):
         options = section(settings, "fit") | {"generator": generator(settings)}
         la = pw.fit(net, data.value, family, **options, progress=voice.progress)
     check_classes(la, data.schema.classes, data.source)
     la = pw.Laplace(replace(la.state, schema=None if data.schema == Schema() else data.schema))
     if tuned:
-        with voice.stage("prior and noise by the evidence", own=False):
+        with voice.stage("prior and noise by the evidence", with_bar=False):
             kept = la.linear_mode is not None
             la = la.tune(train=data.value if kept else None, progress=voice.progress)
     la.save(target_file)
@@ -93,13 +93,13 @@ def fit(
 def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
     """Choose the prior precision, and the noise, of a posterior: by the evidence, or on validation data."""
     settings, voice = run.settings, run.voice
-    target_file = place(out, (".safetensors",))
+    target_file = check_writable(out, (".safetensors",))
     la = posterior(settings)
     arguments = section(settings, "tune")
     way = arguments.pop("method", "evidence")
     wanted = wanted_by(settings, la)
     if arguments.get("at") == "linear_mode":
-        arguments["train"] = load(needed(settings, "train", "--train DATA"), wanted).value
+        arguments["train"] = load(require_setting(settings, "train", "--train DATA"), wanted).value
     elif "at" not in arguments and la.linear_mode is not None:
         if "train" not in settings:
             raise Problem(
@@ -112,7 +112,7 @@ def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
     elif way == "validation":
         raise Problem("--method validation needs data that the network was not trained on: --validation DATA.")
     began = time.perf_counter()
-    with voice.stage(f"tuning by {way}", own=False):
+    with voice.stage(f"tuning by {way}", with_bar=False):
         tuned = la.tune(way, progress=voice.progress, **arguments)
     tuned.save(target_file)
     tell(voice, tuned, target_file, time.perf_counter() - began, before=float(la.log_evidence()))

@@ -21,7 +21,7 @@ from ..storage.atomic import writing
 from .datasets import LoadedData, load
 from .networks import posterior
 from .options import DATA, examples, option
-from .output import Problem, Voice, finite, place
+from .output import Problem, Voice, check_writable, finite
 from .posteriors import wanted_by
 from .runs import Run, reads
 from .settings import generator, section
@@ -51,7 +51,7 @@ def predict(
     if out is None and not voice.as_json:
         raise Problem("Nowhere to write the predictions: give --out FILE (.csv, .npz or .json), or --json for stdout.")
     if out is not None:
-        place(out, SUFFIXES)
+        check_writable(out, SUFFIXES)
     options = section(settings, "predict") | {"generator": generator(settings)}
     if not 0 < (level := options.pop("level", LEVEL)) < 1:
         raise Problem(f"level = {level!r} was given; expected a probability, 0 < level < 1, such as 0.95.")

@@ -61,13 +61,13 @@ start.__doc__ = HELP
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
     try:
-        refuse_unknown(given)
-        only_json = "--json" in given and not {"-h", "--help"} & set(given)
-        with importing(Path.cwd()), plain_warnings("--quiet" in given or "-q" in given), stdout_for_json(only_json):
-            status: Any = app(given, prog_name="peewit", standalone_mode=False)
+        refuse_unknown(words)
+        only_json = "--json" in words and not {"-h", "--help"} & set(words)
+        with importing(Path.cwd()), plain_warnings("--quiet" in words or "-q" in words), stdout_for_json(only_json):
+            status: Any = app(words, prog_name="peewit", standalone_mode=False)
     except KeyboardInterrupt:
         status = INTERRUPTED
     except Exception as error:
@@ -80,11 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status if isinstance(status, int) else DONE
 
 
-def refuse_unknown(given: Sequence[str]) -> None:
+def refuse_unknown(words: Sequence[str]) -> None:
     """Name the nearest command where an unknown one was given."""
     known = [command.__name__ for command, _ in commands.ALL]
-    if given and not given[0].startswith("-") and given[0] not in known:
-        raise Problem(f"{given[0]!r} is no command; {nearest(given[0], known)}Known: {', '.join(known)}.")
+    if words and not words[0].startswith("-") and words[0] not in known:
+        raise Problem(f"{words[0]!r} is no command; {nearest(words[0], known)}Known: {', '.join(known)}.")
 
 
 def is_refusal(error: Exception) -> bool:

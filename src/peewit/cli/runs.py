@@ -36,24 +36,24 @@ def reads(*which: str | Option) -> Callable[[Callable[..., None]], Callable[...,
 
     The function is called with a `Run`, and with parameters of its own.
     """
-    own = {option.name: option for option in which if isinstance(option, Option)}
-    known = own | {name: option for name, option in SHARED.items() if name in (*which, *NETWORK_AND_DATA)}
+    own_options = {option.name: option for option in which if isinstance(option, Option)}
+    known = own_options | {name: option for name, option in SHARED.items() if name in (*which, *NETWORK_AND_DATA)}
     others = {name: (option.annotation, None) for name, option in known.items()} | ALWAYS
 
     def wrap(function: Callable[..., None]) -> Callable[..., None]:
-        _, *mine = inspect.signature(function, eval_str=True).parameters.values()
+        _, *positionals = inspect.signature(function, eval_str=True).parameters.values()
 
         @functools.wraps(function)
         def command(**arguments: Any) -> None:
             values = {name: arguments.pop(name) for name in others}
             chosen = {option.setting: option.convert(values[name]) for name, option in known.items()}
             settings = gather(values["config"], values["assignments"] or [], chosen)
-            every = chosen | {"config": values["config"], "set": values["assignments"]}
-            used = tuple(name for name, value in every.items() if value not in (None, [], {}))
+            all_options = chosen | {"config": values["config"], "set": values["assignments"]}
+            used = tuple(name for name, value in all_options.items() if value not in (None, [], {}))
             function(Run(settings, used, Voice(values["as_json"], values["quiet"])), **arguments)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters = [parameter.replace(kind=keyword) for parameter in mine]
+        parameters = [parameter.replace(kind=keyword) for parameter in positionals]
         parameters += [
             inspect.Parameter(name, keyword, default=default, annotation=annotation)
             for name, (annotation, default) in others.items()

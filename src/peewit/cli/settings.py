@@ -89,20 +89,20 @@ def read(path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Problem(f"{path} is no TOML: {error}.") from error
-    made = flat(content, str(path))
+    settings = flat(content, str(path))
     sys.path.append(str(path.parent.resolve()))  # modules beside it are found, too; `importing` takes it away again
 
-    def anchored(text: str) -> str:
+    def anchor(text: str) -> str:
         return text if is_function(text) else str(path.parent / Path(text).expanduser())
 
     for name in PATHS:
-        if name in made:
-            made[name] = anchored(made[name])
-    if "ood" in made:
-        made["ood"] = {name: anchored(each) for name, each in made["ood"].items()}
-    if "ensemble" in made:
-        made["ensemble"] = [anchored(str(each)) for each in made["ensemble"]]
-    return made
+        if name in settings:
+            settings[name] = anchor(settings[name])
+    if "ood" in settings:
+        settings["ood"] = {name: anchor(entry) for name, entry in settings["ood"].items()}
+    if "ensemble" in settings:
+        settings["ensemble"] = [anchor(str(entry)) for entry in settings["ensemble"]]
+    return settings
 
 
 def flat(content: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -159,11 +159,11 @@ def assignment(text: str) -> dict[str, Any]:
     raise Problem(f"{where}: {key.strip()!r} is no name of a setting.")
 
 
-def gather(config: Path | None, assignments: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+def gather(config: Path | None, assignments: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a run by dotted name, without those that nobody gave."""
     settings = {} if config is None else read(config)
     added = [item for text in assignments for item in assignment(text).items()]
-    added += [(name, value) for name, value in given.items() if value not in (None, [], {})]
+    added += [(name, value) for name, value in options.items() if value not in (None, [], {})]
     for name, value in added:
         both = isinstance(settings.get(name), dict) and isinstance(value, dict)
         settings[name] = {**settings[name], **value} if both else value
@@ -180,7 +180,7 @@ def generator(settings: Mapping[str, Any]) -> torch.Generator | None:
     return torch.Generator().manual_seed(settings["seed"]) if "seed" in settings else None
 
 
-def needed(settings: Mapping[str, Any], name: str, option: str) -> Any:
+def require_setting(settings: Mapping[str, Any], name: str, option: str) -> Any:
     """A setting that the command cannot do without."""
     if name not in settings:
         raise Problem(f"No {name} was given; use {option}, or {name} = ... in the file named by --config.")

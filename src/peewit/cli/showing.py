@@ -11,10 +11,10 @@ from rich.console import Console
 from .datasets import load
 from .networks import posterior
 from .options import Debug, examples, option
-from .output import place
+from .output import check_writable
 from .posteriors import wanted_by
 from .runs import Run, reads
-from .settings import generator, needed, section
+from .settings import generator, require_setting, section
 
 LANDSCAPE = examples(
     "peewit landscape -c run.toml -p posterior.safetensors --train train.npz -o landscape.html",
@@ -37,12 +37,12 @@ def landscape(
 ) -> None:
     """Draw the loss around the trained weights, and what the posterior makes of it: an interactive page."""
     settings, voice = run.settings, run.voice
-    place(out, (".html", ".png"))
+    check_writable(out, (".html", ".png"))
     la = posterior(settings)
-    data = load(needed(settings, "train", "--train DATA"), wanted_by(settings, la))
+    data = load(require_setting(settings, "train", "--train DATA"), wanted_by(settings, la))
     from .. import figures  # plotly, which is an extra
 
-    with voice.stage("the landscape", own=False):
+    with voice.stage("the landscape", with_bar=False):
         figure = figures.landscape_2d(
             la, data.value, generator=generator(settings), progress=voice.progress, **section(settings, "landscape")
         )
@@ -66,4 +66,4 @@ def demo(
     """
     from ..demo import run  # inside, so that an interrupted import prints one line too
 
-    run(quick=quick, seed=seed, console=Console(), report=None if no_report else place(report, (".html",)))
+    run(quick=quick, seed=seed, console=Console(), report=None if no_report else check_writable(report, (".html",)))

@@ -36,8 +36,8 @@ class Table:
 
     def column(self, name: str) -> list[str]:
         """Its cells."""
-        place = self.names.index(name)
-        return [row[place] for row in self.rows]
+        column = self.names.index(name)
+        return [row[column] for row in self.rows]
 
     def numbers(self, names: Sequence[str]) -> Tensor:
         """(rows, names) in float64."""
@@ -96,8 +96,8 @@ def begins_with_names(path: Path, rows: Sequence[Sequence[str]], known: Schema) 
     first, below = rows[0], rows[1:]
     numeric = [is_number(cell) for cell in first]
     if known.header:
-        found = set(known.inputs) & set(first)
-        if len(found) == len(known.inputs) or not any(numeric) or (found and not all(numeric)):
+        names_in_both = set(known.inputs) & set(first)
+        if len(names_in_both) == len(known.inputs) or not any(numeric) or (names_in_both and not all(numeric)):
             return True
         raise Problem(
             f"{path} begins with {list_names(first)}; the table of the fit had the header "
@@ -108,7 +108,7 @@ def begins_with_names(path: Path, rows: Sequence[Sequence[str]], known: Schema) 
         has = False
         doubtful = len(below) >= (ENOUGH if known.columns else 1) and stands_out(first, below)
     elif any(numeric):
-        has, doubtful = mixed(first, below, known.classes or ())
+        has, doubtful = find_header(first, below, known.classes or ())
     else:
         has, doubtful = True, False
     if doubtful:
@@ -146,13 +146,13 @@ def rising(row: Sequence[str]) -> bool:
     return min(steps) > 0 and (max(steps) - min(steps) < 1e-6 * max(steps) or len(row) >= 8)
 
 
-def mixed(first: Sequence[str], below: Sequence[Sequence[str]], classes: Collection[str]) -> tuple[bool, bool]:
+def find_header(first: Sequence[str], below: Sequence[Sequence[str]], classes: Collection[str]) -> tuple[bool, bool]:
     """Whether a row of numbers and words is a header, and whether that is doubtful."""
-    words = {place: cell for place, cell in enumerate(first) if not is_number(cell) and cell.lower() not in MISSING}
-    others = {place: [row[place] for row in below if place < len(row)] for place in words}
-    if any(cell in classes or cell in others[place] for place, cell in words.items()):
+    words = {column: cell for column, cell in enumerate(first) if not is_number(cell) and cell.lower() not in MISSING}
+    others = {column: [row[column] for row in below if column < len(row)] for column in words}
+    if any(cell in classes or cell in others[column] for column, cell in words.items()):
         return False, False  # a class, which other rows have too
-    has = any(each and all(map(is_number, each)) for each in others.values())
+    has = any(column_cells and all(map(is_number, column_cells)) for column_cells in others.values())
     return has, not has
 
 
@@ -169,17 +169,17 @@ def by_place(path: Path, width: int, labels: bool, known: Schema) -> tuple[str, 
     )
 
 
-def split(table: Table, given: Sequence[str], labels: bool, known: Schema) -> tuple[Sequence[str], Sequence[str]]:
+def split(table: Table, chosen: Sequence[str], labels: bool, known: Schema) -> tuple[Sequence[str], Sequence[str]]:
     """Columns that are inputs, and those that are targets, none where no labels are needed."""
     if not known.columns:
-        targets = list(given) or list(table.names[-1:] if labels else ())
+        targets = list(chosen) or list(table.names[-1:] if labels else ())
         require(table, targets if labels else ())
         inputs = [name for name in table.names if name not in targets]
         if not inputs:
             raise Problem(f"{table.path} has the columns {describe(table)}; expected inputs beside the target.")
         return inputs, targets if labels else ()
-    inputs, targets = list(known.inputs), list(given)
-    if not given or set(given) == set(known.targets):
+    inputs, targets = list(known.inputs), list(chosen)
+    if not chosen or set(chosen) == set(known.targets):
         targets = list(known.targets)  # whose order is that of the outputs
     if both := [name for name in targets if name in inputs]:
         raise Problem(f"--target {both[0]} was given; the posterior was fitted with {both[0]!r} as an input.")
@@ -190,7 +190,7 @@ def split(table: Table, given: Sequence[str], labels: bool, known: Schema) -> tu
             f"{table.path} has the column {unknown[0]!r}, which the posterior was not fitted with; "
             f"expected {list_names(inputs)}. Take the others away."
         )
-    if unasked := [name for name in spare if name not in given]:
+    if unasked := [name for name in spare if name not in chosen]:
         warn(f"{table.path}: the target column {list_names(unasked)} is left out.")
     return inputs, targets if labels else ()
 

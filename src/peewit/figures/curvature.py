@@ -91,19 +91,19 @@ def curvature_matrices(
     style.expect_posterior(la)
     if not is_count(most):
         raise PeewitError(f"most={most!r} was given; expected a positive whole number of weights.")
-    chosen, names, ends = picked(la, most)
+    chosen, names, ends = pick_weights(la, most)
     batches = Batches(data, la.weights.device)
     if batches.one_shot:
         raise PeewitError("The data is passed over twice; a one-shot iterator was given. Give a loader or tensors.")
     network = network_of(la.state, memory)  # refuses a network that has changed
-    there = chosen.to(la.weights.device)
-    parts = there.split(network.budget.count(VECTORS * la.D, 64))
+    on_device = chosen.to(la.weights.device)
+    parts = on_device.split(network.budget.count(VECTORS * la.D, 64))
     matrices = []
     with closing(Progress(progress)) as bars:
         for kind in (Hessian(), GGN()):
             products = Products(la.model, la.space, batches, la.likelihood, kind, la.state.seed)
             work = bars.track(parts, len(parts), f"curvature: {kind.name}")
-            rows = torch.cat([products.mv(units(part, la.weights))[:, there] for part in work])
+            rows = torch.cat([products.mv(units(part, la.weights))[:, on_device] for part in work])
             matrix = rows.double().cpu() * float(la.likelihood.noise_precision) / la.temperature
             matrices.append(0.5 * (matrix + matrix.mT))
     return CurvatureMatrices(hessian=matrices[0], ggn=matrices[1], chosen=chosen, names=names, ends=ends)
@@ -116,7 +116,7 @@ def units(places: Tensor, like: Tensor) -> Tensor:
     return vectors
 
 
-def picked(la: Laplace, most: int) -> tuple[Tensor, tuple[str, ...], tuple[int, ...]]:
+def pick_weights(la: Laplace, most: int) -> tuple[Tensor, tuple[str, ...], tuple[int, ...]]:
     """Places of at most so many weights, shared out between tensors by their sizes, and where each tensor's end."""
     sizes = own_sizes(la)
     kept, ends, start = [], [], 0
@@ -210,9 +210,9 @@ def layer_spectra(la: Laplace) -> tuple[LayerSpectrum, ...]:
             pieces.setdefault(name, []).append((part, prior))
     order = {name: number for number, name in enumerate(la.space.names)}
     spectra = []
-    for name in sorted(pieces, key=lambda each: order[each.partition(" and ")[0]]):
-        every = torch.cat([part for part, _ in pieces[name]]).clamp(min=0).sort(descending=True).values
-        spectra.append(LayerSpectrum(name, every, float(torch.cat([prior for _, prior in pieces[name]]).mean())))
+    for name in sorted(pieces, key=lambda weight: order[weight.partition(" and ")[0]]):
+        eigenvalues = torch.cat([part for part, _ in pieces[name]]).clamp(min=0).sort(descending=True).values
+        spectra.append(LayerSpectrum(name, eigenvalues, float(torch.cat([prior for _, prior in pieces[name]]).mean())))
     return tuple(spectra)
 
 
@@ -292,9 +292,9 @@ def kronecker_factors(la: Laplace, name: str | None = None, *, most: int = 8) ->
     wanted = next(iter(known)) if name is None else name
     if wanted not in known:
         raise PeewitError(f"name={name!r} has no Kronecker factors; {nearest(str(name), known)}Known: {[*known]}.")
-    found = known[wanted].sides
-    assert found is not None
-    rows, columns = (matrix_of(side[0]) for side in found)
+    sides = known[wanted].sides
+    assert sides is not None
+    rows, columns = (matrix_of(side[0]) for side in sides)
     shape = (len(rows), len(columns))
     return KroneckerFactors(wanted, rows[:most, :most], columns[:most, :most], shape)
 
@@ -379,12 +379,12 @@ def approximations(
 
     def dense(structure: StructureName) -> Tensor:
         """(P, P): the curvature of the weight in one structure, at the posterior's own noise and temperature."""
-        own = fit(
+        posterior = fit(
             la.model, data, la.likelihood, weights=[wanted], structure=structure, curvature=GGN(), memory=memory,
             progress=progress,
         )  # fmt: skip
-        identity = torch.eye(own.D, dtype=own.weights.dtype, device=own.weights.device)
-        return bare(own).mv(identity).detach().double().cpu() / la.temperature
+        identity = torch.eye(posterior.D, dtype=posterior.weights.dtype, device=posterior.weights.device)
+        return bare(posterior).mv(identity).detach().double().cpu() / la.temperature
 
     true = dense("full")
     versions = []

@@ -42,14 +42,19 @@ def specimens(report: Results, most: int = KEPT) -> Figure:
     if not is_count(most):
         raise PeewitError(f"most={most!r} was given; expected a positive whole number of inputs of each kind.")
     rows = [
-        (name, found[:most]) for name, found in (("surest", report.surest), ("least sure", report.least_sure)) if found
+        (name, inputs[:most])
+        for name, inputs in (("surest", report.surest), ("least sure", report.least_sure))
+        if inputs
     ]
     if not rows:
         raise PeewitError("The report has no single inputs to show.")
-    wrong = {name: sum(each.label is not None and each.label != each.predicted for each in own) for name, own in rows}
-    pictured = all(each.image is not None for _, own in rows for each in own)
+    wrong = {
+        name: sum(specimen.label is not None and specimen.label != specimen.predicted for specimen in inputs)
+        for name, inputs in rows
+    }
+    pictured = all(specimen.image is not None for _, inputs in rows for specimen in inputs)
     if report.task == "classification":
-        counts = style.join([f"{wrong[name]} of the {len(own)} {name}" for name, own in rows])
+        counts = style.join([f"{wrong[name]} of the {len(inputs)} {name}" for name, inputs in rows])
         ending = f"Wrong: {counts}."
     else:
         ending = ""
@@ -73,15 +78,15 @@ def draw_images(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], t
     go = graph_objects()
     figure = go.Figure()
     line, notes = 0.0, []
-    for name, own in rows:
+    for name, inputs in rows:
         notes.append(note(f"<b>{name}</b>", None, 0.0, line, "left"))
         line += 0.25
-        for number, each in enumerate(own):
+        for number, specimen in enumerate(inputs):
             column = number % ACROSS
             if number and not column:
                 line += 1.55
-            figure.add_trace(image(report, each, float(column), line))
-            notes.append(note(*below(report, each), column + 0.5, line + 1.02, "center"))
+            figure.add_trace(image(report, specimen, float(column), line))
+            notes.append(note(*below(report, specimen), column + 0.5, line + 1.02, "center"))
         line += 1.7
     style.finish(figure, title, alt, height=70 + round(100 * line))
     figure.update_layout(annotations=notes)
@@ -97,13 +102,13 @@ def cut_text(text: str, most: int = 12) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def below(report: Results, each: Specimen) -> tuple[str, str | None]:
+def below(report: Results, specimen: Specimen) -> tuple[str, str | None]:
     """What is said under an image, and its colour: numbers are near or far, and neither right nor wrong."""
-    said, real = (cut_text(words(report, value)) for value in (each.predicted, each.label))
+    predicted, real = (cut_text(words(report, value)) for value in (specimen.predicted, specimen.label))
     if report.task != "classification":
-        return style.literal(f"{said} ± {brief(each.uncertainty)}") + f"<br>is {style.literal(real)}", None
-    right = each.label is None or each.label == each.predicted
-    text = f"{style.literal(said)}<br>{100 * each.confidence:.0f} %"
+        return style.literal(f"{predicted} ± {brief(specimen.uncertainty)}") + f"<br>is {style.literal(real)}", None
+    right = specimen.label is None or specimen.label == specimen.predicted
+    text = f"{style.literal(predicted)}<br>{100 * specimen.confidence:.0f} %"
     return (text, GREEN) if right else (f"{text}<br>is {style.literal(real)}", ORANGE)
 
 
@@ -113,17 +118,17 @@ def note(text: str, colour: str | None, x: float, y: float, anchor: str) -> dict
     return {"text": text, "x": x, "y": y, **look, "font": {"size": 10, **({"color": colour} if colour else {})}}
 
 
-def image(report: Results, each: Specimen, x: float, y: float) -> Any:
+def image(report: Results, specimen: Specimen, x: float, y: float) -> Any:
     """One image as a unit square with its corner at a place."""
-    assert each.image is not None
-    size = max(len(each.image), len(each.image[0]))
+    assert specimen.image is not None
+    size = max(len(specimen.image), len(specimen.image[0]))
     step = 0.94 / size
-    pixels = [[colours(pixel) for pixel in row] for row in each.image]
-    said, real = (style.literal(words(report, value)) for value in (each.predicted, each.label))
-    sure = f", confidence {each.confidence:.3f}" if report.task == "classification" else ""
+    pixels = [[colours(pixel) for pixel in row] for row in specimen.image]
+    predicted, real = (style.literal(words(report, value)) for value in (specimen.predicted, specimen.label))
+    sure = f", confidence {specimen.confidence:.3f}" if report.task == "classification" else ""
     hover = (
-        f"test input {each.index}: {real}<br>predicted {said}{sure}"
-        f"<br>uncertainty {brief(each.uncertainty)}<extra></extra>"
+        f"test input {specimen.index}: {real}<br>predicted {predicted}{sure}"
+        f"<br>uncertainty {brief(specimen.uncertainty)}<extra></extra>"
     )
     return graph_objects().Image(z=pixels, x0=x + step / 2, dx=step, y0=y + step / 2, dy=step, hovertemplate=hover)
 
@@ -137,17 +142,18 @@ def colours(pixel: tuple[float, ...]) -> list[int]:
 def draw_table(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
     """The same as a table."""
     go = graph_objects()
-    every = [(name, each) for name, own in rows for each in own]
+    cells = [(name, specimen) for name, inputs in rows for specimen in inputs]
     columns = {
-        "": [name for name, _ in every],
-        "input": [str(each.index) for _, each in every],
-        "is": [style.literal(words(report, each.label)) for _, each in every],
-        "predicted": [style.literal(words(report, each.predicted)) for _, each in every],
+        "": [name for name, _ in cells],
+        "input": [str(specimen.index) for _, specimen in cells],
+        "is": [style.literal(words(report, specimen.label)) for _, specimen in cells],
+        "predicted": [style.literal(words(report, specimen.predicted)) for _, specimen in cells],
         "confidence" if report.task == "classification" else "uncertainty": [
-            brief(each.confidence if report.task == "classification" else each.uncertainty) for _, each in every
+            brief(specimen.confidence if report.task == "classification" else specimen.uncertainty)
+            for _, specimen in cells
         ],
     }
-    widest = [max(len(texts[row]) for texts in columns.values()) for row in range(len(every))]
+    widest = [max(len(texts[row]) for texts in columns.values()) for row in range(len(cells))]
     lines = [1 + width // WIDTH for width in widest]
     fill = {"fill": {"color": style.CLEAR}, "line": {"color": style.LINES}, "align": "left"}
     table = go.Table(

@@ -89,8 +89,8 @@ def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
 
 def limits(*tables: Tensor) -> tuple[float, float]:
     """The least and the largest number of all, far weights aside whose loss is not finite."""
-    every = torch.cat([table.flatten() for table in tables])
-    kept = every[torch.isfinite(every)]
+    values = torch.cat([table.flatten() for table in tables])
+    kept = values[torch.isfinite(values)]
     return (float(kept.min()), float(kept.max())) if len(kept) else (0.0, 0.0)
 
 

@@ -235,10 +235,10 @@ def sum_losses(la: Laplace, passes: Passes, axes: Tensor, where: Tensor, example
     with passes.isolated(), torch.no_grad():
         for piece in first(passes, examples):
             slopes = [passes.push(piece, axis) for axis in axes]
-            for number, place in enumerate(where.tolist()):
-                step = sum(coordinate * axis for coordinate, axis in zip(place, axes, strict=True))
+            for number, point in enumerate(where.tolist()):
+                step = sum(coordinate * axis for coordinate, axis in zip(point, axes, strict=True))
                 network = outputs(la, piece, step)
-                pushed = sum(coordinate * slope for coordinate, (_, slope) in zip(place, slopes, strict=True))
+                pushed = sum(coordinate * slope for coordinate, (_, slope) in zip(point, slopes, strict=True))
                 sums.loss[number] += energy(piece, network)
                 sums.linear[number] += energy(piece, slopes[0][0] + pushed)
                 sums.right[number] += int(right(piece, network)[0])

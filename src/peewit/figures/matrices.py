@@ -35,20 +35,20 @@ LEAST = 1e-4  # of the largest entry: what is smaller is drawn as zero
 def colour_scale() -> list[list[Any]]:
     """Colours over numbers from the least to the largest, on which small ones are seen too."""
     stops = []
-    for place in range(21):
-        tone = place / 10 - 1
+    for number in range(21):
+        tone = number / 10 - 1
         value = FADE * math.sinh(tone * math.asinh(1 / FADE))
-        stops.append([(min(max(value, -1.0), 1.0) + 1) / 2, blend(place / 20)])
+        stops.append([(min(max(value, -1.0), 1.0) + 1) / 2, blend(number / 20)])
     return stops
 
 
 def blend(share: float) -> str:
     """A colour between those of the scale for numbers on both sides of zero."""
     stops = style.DIVERGING
-    after = next(place for place, (end, _) in enumerate(stops) if end >= share) or 1
+    after = next(number for number, (end, _) in enumerate(stops) if end >= share) or 1
     (low, first), (high, second) = stops[after - 1], stops[after]
     weight = (share - low) / (high - low)
-    sides = [[int(each[place : place + 2], 16) for place in (1, 3, 5)] for each in (first, second)]
+    sides = [[int(each[number : number + 2], 16) for number in (1, 3, 5)] for each in (first, second)]
     mixed = [round((1 - weight) * a + weight * b) for a, b in zip(*sides, strict=True)]
     return f"rgb({mixed[0]}, {mixed[1]}, {mixed[2]})"
 
@@ -79,13 +79,13 @@ def square_axes(figure: Figure, rows: int = 1, columns: int = 1) -> None:
     """Matrices from the top, as squares, without lines."""
     for row in range(1, rows + 1):
         for column in range(1, columns + 1):
-            place = {"row": row, "col": column} if rows * columns > 1 else {}
+            panel = {"row": row, "col": column} if rows * columns > 1 else {}
             anchor = "" if (row, column) == (1, 1) else str((row - 1) * columns + column)
             figure.update_yaxes(
                 autorange="reversed", scaleanchor=f"x{anchor}", constrain="domain", constraintoward="top",
-                showgrid=False, zeroline=False, **place,
+                showgrid=False, zeroline=False, **panel,
             )  # fmt: skip
-            figure.update_xaxes(constrain="domain", showgrid=False, zeroline=False, **place)
+            figure.update_xaxes(constrain="domain", showgrid=False, zeroline=False, **panel)
 
 
 def hessian_blocks(
@@ -321,7 +321,7 @@ def block_approximations(
         source, Approximations, approximations, data=data, name=name, memory=memory, progress=progress
     )
     titles = [f"exact, {len(numbers.true)} weights"]
-    titles += [f"{each.name}: {100 * each.error:.0f} % off" for each in numbers.versions]
+    titles += [f"{version.name}: {100 * version.error:.0f} % off" for version in numbers.versions]
     figure = style.panels(2, 2, subplot_titles=titles, horizontal_spacing=0.06, vertical_spacing=0.1)
     matrices = [numbers.true, *(version.matrix for version in numbers.versions)]
     largest = peak(*matrices)
@@ -329,7 +329,10 @@ def block_approximations(
         trace = squares(matrix, largest, title.partition(":")[0].partition(",")[0], bar=number == 1)
         figure.add_trace(trace, number // 2 + 1, number % 2 + 1)
     errors = style.join(
-        [f"{each.name} {100 * each.error:.0f} % ({100 * each.inverse_error:.0f} %)" for each in numbers.versions]
+        [
+            f"{version.name} {100 * version.error:.0f} % ({100 * version.inverse_error:.0f} %)"
+            for version in numbers.versions
+        ]
     )
     alt = (
         f"Four squares: the exact curvature of the weight {numbers.weight}, and its diagonal, KFAC and EKFAC versions. "

@@ -57,29 +57,34 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
         raise PeewitError("The report has no variances by layer; give the posterior itself.")
     go = graph_objects()
     layers = numbers.layers[:GROUPS]
-    names = [each.name for each in layers]
-    roots = [[math.sqrt(max(value, 0.0)) for value in each.quantiles] for each in layers]
+    names = [layer.name for layer in layers]
+    roots = [[math.sqrt(max(value, 0.0)) for value in layer.quantiles] for layer in layers]
     figure = go.Figure()
     texts = [
-        f"{each.name}{f', {each.size:,} weights' if each.size else ''}<br>half of their deviations between "
-        f"{brief(own[1])} and {brief(own[3])}, the middle {brief(own[2])}"
-        for each, own in zip(layers, roots, strict=True)
+        f"{layer.name}{f', {layer.size:,} weights' if layer.size else ''}<br>half of their deviations between "
+        f"{brief(deviations[1])} and {brief(deviations[3])}, the middle {brief(deviations[2])}"
+        for layer, deviations in zip(layers, roots, strict=True)
     ]
     spans = ((0, 4, 3, "90 % of the weights"), (1, 3, 9, "half of the weights"))
     for low, high, width, name in spans:
         x: list[float | None] = []
         y: list[str | None] = []
-        for each, own in zip(names, roots, strict=True):
-            x += [own[low], own[high], None]
-            y += [each, each, None]
+        for tensor, deviations in zip(names, roots, strict=True):
+            x += [deviations[low], deviations[high], None]
+            y += [tensor, tensor, None]
         line = {"color": BLUE, "width": width}
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=name, line=line, hoverinfo="skip"))
-    middle = {"x": [own[2] for own in roots], "y": names, "text": texts, "hovertemplate": "%{text}<extra></extra>"}
+    middle = {
+        "x": [deviations[2] for deviations in roots],
+        "y": names,
+        "text": texts,
+        "hovertemplate": "%{text}<extra></extra>",
+    }
     dot = {"color": "white", "size": 8, "line": {"color": BLUE, "width": 2}}
     figure.add_trace(go.Scatter(**middle, mode="markers", name="the middle one", marker=dot))
-    known = [each for each in layers if math.isfinite(each.prior)]
+    known = [layer for layer in layers if math.isfinite(layer.prior)]
     mark = {"color": ORANGE, "symbol": "line-ns-open", "size": 14, "line": {"width": 3}}
-    prior = {"x": [math.sqrt(each.prior) for each in known], "y": [each.name for each in known]}
+    prior = {"x": [math.sqrt(layer.prior) for layer in known], "y": [layer.name for layer in known]}
     hover = "%{y}: prior deviation %{x:.3g}<extra></extra>"
     figure.add_trace(go.Scatter(**prior, mode="markers", name="the prior's", marker=mark, hovertemplate=hover))
     alt = (
@@ -89,7 +94,7 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
     title, x_name = "How sure each weight is", "standard deviation of a weight"
     x_name += cut(numbers.layers, "tensors")
     style.finish(figure, title, alt, x=x_name, height=height_for(len(layers)))
-    ends = [value for own in roots for value in own] + [math.sqrt(each.prior) for each in known]
+    ends = [value for deviations in roots for value in deviations] + [math.sqrt(layer.prior) for layer in known]
     figure.update_xaxes(**style.logarithmic(ends))
     style.category_rows(figure)
     return figure
@@ -119,7 +124,7 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
         names = [each.name for each in layers]
         before = [1 / each.prior for each in layers]
         after = [1 / max(each.quantiles[2], 1e-300) for each in layers]
-        ends = [[1 / max(each.quantiles[place], 1e-300) for place in (4, 0)] for each in layers]
+        ends = [[1 / max(each.quantiles[number], 1e-300) for number in (4, 0)] for each in layers]
     else:
         names, before = list(numbers.groups[:GROUPS]), list(numbers.precisions[:GROUPS])
         by_name = {each.name: each for each in numbers.layers}
@@ -251,10 +256,12 @@ def evidence_trace(source: Any) -> Figure:
         go.Scatter(x=[best], y=[values[best]], mode="markers", name="best", marker=mark, hoverinfo="name"), **panel
     )
     for number, name in enumerate(groups[:TRACED] if two else ()):
-        own = [row[number] for row in precisions]
+        precision = [row[number] for row in precisions]
         look = {"color": style.colour(number + 2), "dash": style.dash(number)}
         hover = f"{name}: precision %{{y:.4g}}<extra></extra>"
-        trace = go.Scatter(x=numbers, y=own, mode="lines", name=f"precision, {name}", line=look, hovertemplate=hover)
+        trace = go.Scatter(
+            x=numbers, y=precision, mode="lines", name=f"precision, {name}", line=look, hovertemplate=hover
+        )
         figure.add_trace(trace, row=2, col=1)
     alt = (
         f"The {objective} over {len(values)} steps of tuning, from {brief(values[0])} to {brief(values[best])} at its "

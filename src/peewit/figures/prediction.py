@@ -61,7 +61,7 @@ class DataExtent:
         more = torch.where(span > 0, extend * span, 1.0)
         return self.low - more, self.high + more
 
-    def shaped(self, grid: Tensor) -> Tensor:
+    def to_inputs(self, grid: Tensor) -> Tensor:
         """Points (B, features) shaped and typed like the data's inputs."""
         return grid.to(self.like).reshape(len(grid), *self.like.shape[1:])
 
@@ -83,9 +83,11 @@ def extent_of(data: Any, device: torch.device, features: int, progress: bool) ->
     with torch.random.fork_rng(devices=[]), closing(Progress(progress)) as bars:
         for inputs, y in bars.track(batches, len(batches), "data"):
             if not isinstance(inputs, Tensor) or inputs[0].numel() != features:
-                given = f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
+                description = (
+                    f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
+                )
                 raise PeewitError(
-                    f"The inputs are {given}; this figure has room for {features} numbers: (N, {features})."
+                    f"The inputs are {description}; this figure has room for {features} numbers: (N, {features})."
                 )
             flat = inputs.detach().reshape(len(inputs), features).double().cpu()
             ends += [flat.amin(0), flat.amax(0)]
@@ -117,7 +119,7 @@ def band(
     seen = extent_of(data, la.weights.device, 1, progress)
     low, high = (float(end) for end in seen.ends(extend))
     grid = torch.linspace(low, high, points, dtype=torch.float64)
-    predicted = la.predict(seen.shaped(grid[:, None]), memory=memory)
+    predicted = la.predict(seen.to_inputs(grid[:, None]), memory=memory)
     assert isinstance(predicted, Numbers)
     check_output(output, predicted.mean.reshape(points, -1).shape[1])
     mean, epistemic, variance = (
@@ -200,9 +202,9 @@ def regression_band(
         )
     )  # fmt: skip
     mark = {"color": ORANGE, "size": 6, "opacity": 0.8}
-    own = {"x": numbers.points[0].tolist(), "y": numbers.points[1].tolist()}
+    coordinates = {"x": numbers.points[0].tolist(), "y": numbers.points[1].tolist()}
     hover = "data: (%{x:.3g}, %{y:.3g})<extra></extra>"
-    figure.add_trace(go.Scatter(**own, mode="markers", name="data", marker=mark, hovertemplate=hover))
+    figure.add_trace(go.Scatter(**coordinates, mode="markers", name="data", marker=mark, hovertemplate=hover))
     alt = (
         "Predictions over one input, with the data. The inner band is what is not known of the mean, wider away from "
         f"data; the outer band adds the noise and should hold {percent} of new observations."
@@ -238,7 +240,7 @@ def decisions(
     seen = extent_of(data, la.weights.device, 2, progress)
     low, high = seen.ends(extend)
     a, b = (torch.linspace(float(low[i]), float(high[i]), points, dtype=torch.float64) for i in (0, 1))
-    predicted = la.predict(seen.shaped(torch.cartesian_prod(b, a).flip(1)), memory=memory)
+    predicted = la.predict(seen.to_inputs(torch.cartesian_prod(b, a).flip(1)), memory=memory)
     assert isinstance(predicted, Labels)
     probs, entropy, epistemic = (
         value.detach().double().cpu() for value in (predicted.probs, predicted.entropy, predicted.epistemic)
@@ -325,13 +327,13 @@ def decision_map(
             )
         )  # fmt: skip
     for number, name in enumerate(names):
-        there = numbers.points[0][numbers.points[1] == number]
+        members = numbers.points[0][numbers.points[1] == number]
         mark = {"color": style.colour(number), "symbol": style.symbol(number), "size": 8}
         mark["line"] = {"color": "white", "width": 1}
         figure.add_trace(
             go.Scatter(
-                x=there[:, 0].tolist(),
-                y=there[:, 1].tolist(),
+                x=members[:, 0].tolist(),
+                y=members[:, 1].tolist(),
                 mode="markers",
                 name=style.literal(name),
                 marker=mark,
@@ -341,8 +343,8 @@ def decision_map(
         )
     number = len(numbers.layers)
     choices = [
-        (name, [other == place for other in range(number)] + [True] * numbers.classes)
-        for place, name in enumerate(titles)
+        (name, [other == layer for other in range(number)] + [True] * numbers.classes)
+        for layer, name in enumerate(titles)
     ]
     alt = (
         "A map over two inputs, coloured by how sure the prediction is, with the data as points. Around the data it is "

@@ -148,14 +148,14 @@ def least_certain(la: Laplace) -> tuple[list[int], tuple[str, str]]:
     return places, (name_of(la, places[0]), name_of(la, places[1]))
 
 
-def name_of(la: Laplace, place: int) -> str:
+def name_of(la: Laplace, number: int) -> str:
     """'0.weight[3, 1]'."""
-    whole = place if la.space.mask is None else int(la.space.mask.nonzero()[place])
-    for (name, own), shape in zip(la.space.slices().items(), la.space.shapes, strict=True):
-        if own.start <= whole < own.stop:
-            inside = torch.unravel_index(torch.tensor(whole - own.start), shape) if len(shape) else ()
+    whole = number if la.space.mask is None else int(la.space.mask.nonzero()[number])
+    for (name, elements), shape in zip(la.space.slices().items(), la.space.shapes, strict=True):
+        if elements.start <= whole < elements.stop:
+            inside = torch.unravel_index(torch.tensor(whole - elements.start), shape) if len(shape) else ()
             return f"{name}[{', '.join(str(int(axis)) for axis in inside)}]"
-    raise IndexError(f"Weight {place} is none of {la.D}.")
+    raise IndexError(f"Weight {number} is none of {la.D}.")
 
 
 def line_of(x: Inputs) -> Tensor | None:
@@ -276,7 +276,7 @@ def label(figure: Figure, draws: PredictionDraws, curves: bool, output: int, cla
         names = class_names(draws, classes)
         step = -(-len(names) // NAMED)
         places = list(range(0, len(names), step))
-        texts = [style.literal(names[place]) for place in places]
+        texts = [style.literal(names[number]) for number in places]
         figure.update_xaxes(tickvals=places, ticktext=texts, row=2, col=1, range=[-0.6, len(names) - 0.4])
         figure.update_yaxes(title_text="probability", range=[-0.03, 1.03], row=2, col=1)
     else:
@@ -291,7 +291,7 @@ def class_names(draws: PredictionDraws, classes: Sequence[str] | None) -> list[s
         return [str(classes[1]) if classes is not None and len(classes) == 2 else "class 1"]
     if classes is not None and len(classes) != number:
         raise PeewitError(f"classes has {len(classes)} names, and the network {number} outputs.")
-    return [str(each) for each in classes] if classes else [f"class {place}" for place in range(number)]
+    return [str(each) for each in classes] if classes else [f"class {label}" for label in range(number)]
 
 
 def room(values: Tensor) -> list[float]:
@@ -310,21 +310,23 @@ def traces(
     look = {"mode": "markers", "marker": {"color": GREY, "size": 7, "opacity": 0.7}}
     hover = "one draw: (%{x:.3f}, %{y:.3f})<extra></extra>"
     points = go.Scatter(x=x[0], y=y[0], name="drawn weights", showlegend=False, hovertemplate=hover, **look)
-    every = {"name": "one draw each", "hovertemplate": "one draw: %{y:.3f}<extra></extra>"}
+    drawn = {"name": "one draw each", "hovertemplate": "one draw: %{y:.3f}<extra></extra>"}
     if curves:
-        each = go.Scatter(x=x[1], y=y[1], mode="lines", line={"color": style.fade(GREY, 0.45), "width": 1}, **every)
+        draws_trace = go.Scatter(
+            x=x[1], y=y[1], mode="lines", line={"color": style.fade(GREY, 0.45), "width": 1}, **drawn
+        )
         mean = go.Scatter(x=x[2], y=y[2], mode="lines", name="their average", line={"color": ORANGE, "width": 3})
         line = {"color": BLUE, "width": 2, "dash": "dash"}
         exact = go.Scatter(x=x[3], y=y[3], mode="lines", name=whole_name(draws, curves), line=line)
     else:
-        each = go.Scatter(x=x[1], y=y[1], **every, **look)
+        draws_trace = go.Scatter(x=x[1], y=y[1], **drawn, **look)
         big = {"color": ORANGE, "size": 13, "symbol": "diamond"}
         mean = go.Scatter(x=x[2], y=y[2], mode="markers", name="their average", marker=big)
         wide = {"color": BLUE, "size": 22, "symbol": "line-ew-open", "line": {"width": 3}}
         exact = go.Scatter(x=x[3], y=y[3], mode="markers", name=whole_name(draws, curves), marker=wide)
     for trace in (mean, exact):
         trace.hovertemplate = f"{trace.name}: %{{y:.3f}}<extra></extra>"
-    return [(points, 1), (each, 2), (mean, 2), (exact, 2)]
+    return [(points, 1), (draws_trace, 2), (mean, 2), (exact, 2)]
 
 
 def content(draws: PredictionDraws, number: int, curves: bool, output: int) -> dict[str, list[Any]]:

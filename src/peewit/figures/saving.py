@@ -82,7 +82,7 @@ def save(
         >>> pw.figures.save(pw.figures.spectra(la), "spectra.html", plotlyjs="cdn").name
         'spectra.html'
     """
-    target = place(path)
+    target = target_path(path)
     if not isinstance(figure, graph_objects().Figure):
         raise ArgumentTypeError(
             f"figure is a {type(figure).__name__}; expected a figure of plotly, as peewit.figures makes."
@@ -100,7 +100,7 @@ def save(
     return target
 
 
-def place(path: str | os.PathLike[str]) -> Path:
+def target_path(path: str | os.PathLike[str]) -> Path:
     """Where to write; refuses what is no place for a figure before any work is done."""
     target = Path(os.fsdecode(path))
     if target.suffix.lower() not in (".html", ".png"):
@@ -118,8 +118,8 @@ def page(figure: Figure, plotlyjs: Literal[True, "cdn"]) -> str:
 
 def browser() -> str | None:
     """Chromium or Chrome where the system has one; kaleido finds its own otherwise."""
-    given = os.environ.get("BROWSER_PATH")
-    return given or next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    chosen = os.environ.get("BROWSER_PATH")
+    return chosen or next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
 def picture(figure: Figure, width: int, height: int | None, scale: float) -> bytes:
@@ -132,7 +132,7 @@ def picture(figure: Figure, width: int, height: int | None, scale: float) -> byt
         ) from error
     size = {"width": width, "height": height or figure.layout.height or 500, "scale": scale}
     # Formulas would be fetched from a network, and no figure has any.
-    settings: dict[str, Any] = {"mathjax": False} | ({"path": found} if (found := browser()) else {})
+    settings: dict[str, Any] = {"mathjax": False} | ({"path": browser_path} if (browser_path := browser()) else {})
     try:
         image: bytes = kaleido.calc_fig_sync(figure, opts={"format": "png", **size}, kopts=settings)
     except RuntimeError as error:

@@ -23,10 +23,10 @@ def require_scores(scores: Sequence[MethodScores], what: str) -> Sequence[Method
     """At least one, and nothing else."""
     if not scores:
         raise PeewitError(f"{what} was given no scores; give some of report.methods.")
-    for each in scores:
-        if not hasattr(each, "risk_coverage"):
+    for method in scores:
+        if not hasattr(method, "risk_coverage"):
             raise ArgumentTypeError(
-                f"{what} was given a {type(each).__name__}; expected scores, as in {what}(*report.methods)."
+                f"{what} was given a {type(method).__name__}; expected scores, as in {what}(*report.methods)."
             )
     return scores
 
@@ -79,12 +79,12 @@ def reliability(*scores: MethodScores) -> Figure:
     for number, method in enumerate(shown):
         bins = method.reliability
         assert bins is not None
-        full = [place for place, count in enumerate(bins.count) if count]
+        full = [number for number, count in enumerate(bins.count) if count]
         total = sum(bins.count)
-        shares = [bins.count[place] / total for place in full]
-        x, y = [bins.confidence[place] for place in full], [bins.accuracy[place] for place in full]
+        shares = [bins.count[number] / total for number in full]
+        x, y = [bins.confidence[number] for number in full], [bins.accuracy[number] for number in full]
         gaps.append(f"{method.name} {sum(s * abs(b - a) for s, a, b in zip(shares, x, y, strict=True)):.3f}")
-        rows = [[bins.count[place], bins.edges[place], bins.edges[place + 1]] for place in full]
+        rows = [[bins.count[number], bins.edges[number], bins.edges[number + 1]] for number in full]
         hover = (
             f"{method.name}<br>%{{customdata[0]}} predictions between %{{customdata[1]:.2f}} and %{{customdata[2]:.2f}}"
             "<br>mean confidence %{x:.3f}, right %{y:.3f} of the time<extra></extra>"
@@ -94,7 +94,7 @@ def reliability(*scores: MethodScores) -> Figure:
             go.Scatter(x=x, y=y, customdata=rows, mode="lines+markers", hovertemplate=hover, **group, **look(number)),
             1, 1,
         )  # fmt: skip
-        middles = [(bins.edges[place] + bins.edges[place + 1]) / 2 for place in range(len(bins.count))]
+        middles = [(bins.edges[number] + bins.edges[number + 1]) / 2 for number in range(len(bins.count))]
         bars = [count / total for count in bins.count]
         hover = f"{method.name}<br>%{{y:.1%}} of predictions<extra></extra>"
         colour = style.fade(style.colour(number), 0.65)
@@ -175,11 +175,13 @@ def shift_curves(report: Results, kind: VariationKind = "shifts", metric: str | 
     """
     style.expect_report(report)
     check_name(kind, get_args(VariationKind), "kind")
-    every: dict[str, list[tuple[str, Shift]]] = {}
-    for each in report.methods:
-        for name, shift in getattr(each, kind).items():
-            every.setdefault(name, []).append((each.name, shift))
-    known = list(dict.fromkeys(name for own in every.values() for _, shift in own for name in shift.metrics))
+    shifts_by_name: dict[str, list[tuple[str, Shift]]] = {}
+    for scores in report.methods:
+        for name, shift in getattr(scores, kind).items():
+            shifts_by_name.setdefault(name, []).append((scores.name, shift))
+    known = list(
+        dict.fromkeys(name for shifts in shifts_by_name.values() for _, shift in shifts for name in shift.metrics)
+    )
     if not known:
         raise PeewitError(f"The report has no {kind}; evaluate with {kind}=...")
     wanted = known[0] if metric is None else metric
@@ -187,11 +189,11 @@ def shift_curves(report: Results, kind: VariationKind = "shifts", metric: str | 
     go = graph_objects()
     figure = go.Figure()
     owners: list[str] = []
-    order = {each.name: number for number, each in enumerate(report.methods)}
-    for name, own in every.items():
-        for method, shift in own:
+    order = {scores.name: number for number, scores in enumerate(report.methods)}
+    for name, shifts in shifts_by_name.items():
+        for method, shift in shifts:
             if wanted in shift.metrics:
-                figure.add_trace(shift_line(method, order[method], shift, wanted, name == next(iter(every))))
+                figure.add_trace(shift_line(method, order[method], shift, wanted, name == next(iter(shifts_by_name))))
                 owners.append(name)
     words = catalogue.describe(wanted).phrase
     names = list(dict.fromkeys(owners))
@@ -252,7 +254,7 @@ def pit(*scores: MethodScores) -> Figure:
         line = {**look(number)["line"], "shape": "hv"}
         figure.add_trace(
             go.Scatter(
-                x=[place * size for place in range(len(shares) + 1)],
+                x=[edge * size for edge in range(len(shares) + 1)],
                 y=[share / size for share in [*shares, shares[-1]]],
                 mode="lines",
                 name=method.name,

@@ -101,7 +101,7 @@ def colour(number: int) -> str:
 
 def fade(colour: str, opacity: float) -> str:
     """A colour that lets through what is behind it."""
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, {opacity})"
 
 
@@ -198,8 +198,8 @@ def scene(x: str, y: str, z: str) -> dict[str, Any]:
 def menu(buttons: list[dict[str, Any]], y: float = 1.0) -> dict[str, Any]:
     """A dropdown above the panel."""
     look = {"bgcolor": "rgba(128, 128, 128, 0.15)", "bordercolor": LINES, "font": {"color": TEXT}, "pad": {"b": 6}}
-    place = {"x": 0, "xanchor": "left", "y": y, "yanchor": "bottom", "showactive": True}
-    return {"type": "dropdown", "buttons": buttons, **place, **look}
+    position = {"x": 0, "xanchor": "left", "y": y, "yanchor": "bottom", "showactive": True}
+    return {"type": "dropdown", "buttons": buttons, **position, **look}
 
 
 def visibility_menu(choices: Iterable[tuple[str, Sequence[bool]]]) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def logarithmic(values: Iterable[float]) -> dict[str, Any]:
     room = 0.07 * (high - low) + 0.05
     places = range(math.floor(low - room), math.ceil(high + room) + 1)
     for digits in ((1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
-        ticks = [digit * 10.0**place for place in places for digit in digits]
+        ticks = [digit * 10.0**exponent for exponent in places for digit in digits]
         ticks = [tick for tick in ticks if low - room <= math.log10(tick) <= high + room]
         if len(ticks) <= 7:
             break
@@ -262,7 +262,7 @@ def even(low: float, high: float) -> list[float]:
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(digit * unit for digit in (1, 2, 5, 10) if digit * unit >= rough * 0.8)
     first = math.ceil(low / step)
-    return [float(f"{place * step:.6g}") for place in range(first, math.floor(high / step) + 1)]
+    return [float(f"{number * step:.6g}") for number in range(first, math.floor(high / step) + 1)]
 
 
 def bar(title: str) -> dict[str, Any]:

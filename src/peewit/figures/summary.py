@@ -53,9 +53,9 @@ def summary(la: Laplace) -> Summary:
     levels = torch.tensor(LEVELS, dtype=torch.float64)
     layers, start = [], 0
     for name, size in own_sizes(la).items():
-        own = slice(start, start + size)
-        found = quantiles(variance[own], levels)
-        layers.append(Layer(name, size, tuple(found), float(prior[own].mean())))
+        elements = slice(start, start + size)
+        at_levels = quantiles(variance[elements], levels)
+        layers.append(Layer(name, size, tuple(at_levels), float(prior[elements].mean())))
         start += size
     return Summary(
         groups=tuple(groups),
@@ -122,14 +122,19 @@ def steps_of(source: Any) -> tuple[list[float], str, list[list[float]], list[str
     if trace is None:
         raise PeewitError("The posterior was not tuned, so there is no trace; use la.tune().")
     if hasattr(trace, "posterior"):
-        found = trace.posterior.get("trace") if isinstance(trace.posterior, Mapping) else None
-        if not found:
+        saved = trace.posterior.get("trace") if isinstance(trace.posterior, Mapping) else None
+        if not saved:
             raise PeewitError("The report has no trace of tuning: the posterior was not tuned.")
-        more = found if isinstance(found, Mapping) else {"values": found}
-        table = [[float(each) for each in row] for row in more.get("precisions") or ()]
+        more = saved if isinstance(saved, Mapping) else {"values": saved}
+        table = [[float(number) for number in row] for row in more.get("precisions") or ()]
         groups = [str(name) for name in more.get("groups") or trace.posterior.get("groups") or ()]
-        values = [float(each) for each in more["values"]]
+        values = [float(number) for number in more["values"]]
         whole = len(table) == len(values) and all(len(row) == len(groups) for row in table)
         return values, str(more.get("objective", "log evidence")), table if whole else [], groups
     table = trace.precisions.detach().double().cpu().tolist() if len(trace.precisions) == len(trace.values) else []
-    return [float(each) for each in trace.values], trace.objective, table, [str(name) for name in trace.groups[:TRACED]]
+    return (
+        [float(number) for number in trace.values],
+        trace.objective,
+        table,
+        [str(name) for name in trace.groups[:TRACED]],
+    )

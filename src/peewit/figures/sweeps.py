@@ -47,8 +47,8 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     order = [first, *(name for name in known if name != first)]
     go = graph_objects()
     figure = go.Figure()
-    for place, name in enumerate(order):
-        figure.add_trace(settings_trace(points, name, place == 0))
+    for number, name in enumerate(order):
+        figure.add_trace(settings_trace(points, name, number == 0))
     best, chosen = source.best, source.metric
     mark = {"color": ORANGE, "size": 26, "symbol": "circle-open", "line": {"width": 4}}
     figure.add_trace(
@@ -58,10 +58,10 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
         )
     )  # fmt: skip
     choices = [(short(name), [other == name for other in order] + [True]) for name in order]
-    found = best.metrics[chosen]
+    value = best.metrics[chosen]
     alt = (
         f"Squares for {len(points)} settings of how many examples the data count for and of the prior's precision, "
-        f"coloured by {catalogue.describe(first).phrase}. Best {short(chosen)}: {brief(found)} at "
+        f"coloured by {catalogue.describe(first).phrase}. Best {short(chosen)}: {brief(value)} at "
         f"{brief(best.data_weight)} examples and precision {brief(best.prior_precision)}."
     )
     title = "Scale, prior precision, and calibration"

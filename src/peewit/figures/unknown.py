@@ -58,8 +58,8 @@ def uncertainty_histogram(scores: MethodScores, score: str | None = None, bins: 
         raise PeewitError(f"score={score!r} is not known here; {nearest(str(score), known)}Known: {', '.join(known)}.")
     go = graph_objects()
     finite = {name: [value for value in values if math.isfinite(value)] for name, values in by_data.items()}
-    every = [value for values in finite.values() for value in values] or [0.0]
-    low, high = min(0.0, *every), max(every)
+    all_values = [value for values in finite.values() for value in values] or [0.0]
+    low, high = min(0.0, *all_values), max(all_values)
     width = (high - low) / bins or 1.0
     figure = go.Figure()
     medians = []
@@ -86,7 +86,7 @@ def histogram(values: Sequence[float], low: float, width: float, bins: int) -> t
     counts = [0] * bins
     for value in values:
         counts[min(max(int((value - low) / width), 0), bins - 1)] += 1
-    return [count / max(len(values), 1) for count in counts], [low + place * width for place in range(bins + 1)]
+    return [count / max(len(values), 1) for count in counts], [low + number * width for number in range(bins + 1)]
 
 
 def detection(*scores: MethodScores) -> Figure:
@@ -109,10 +109,13 @@ def detection(*scores: MethodScores) -> Figure:
     go = graph_objects()
     kinds = list(
         dict.fromkeys(
-            kind for each in require_scores(scores, "detection") for found in each.detection.values() for kind in found
+            kind
+            for method in require_scores(scores, "detection")
+            for detections in method.detection.values()
+            for kind in detections
         )
     )
-    sets = list(dict.fromkeys(name for each in scores for name in each.detection))
+    sets = list(dict.fromkeys(name for method in scores for name in method.detection))
     if not kinds:
         raise PeewitError("None of the scores has unknown inputs; evaluate with ood={'name': inputs}.")
     figure = go.Figure()
@@ -120,14 +123,14 @@ def detection(*scores: MethodScores) -> Figure:
     several = len(sets) > 1
     for number, kind in enumerate(kinds):
         rows = [
-            (each.name, each.detection[name][kind], name)
+            (method.name, method.detection[name][kind], name)
             for name in sets
-            for each in scores
-            if kind in each.detection.get(name, {})
+            for method in scores
+            if kind in method.detection.get(name, {})
         ]
         score = kind.replace("_", " ")
         places = [(value.auroc.value, f"{method}{f', {name}' if several else ''}") for method, value, name in rows]
-        best = max([best, *((value, f"{place} by {score}") for value, place in places)])
+        best = max([best, *((value, f"{method_name} by {score}") for value, method_name in places)])
         texts = [
             f"{style.literal(name)} by {score}<br>AUROC {with_interval(value.auroc)}"
             f"<br>AUPR {with_interval(value.aupr)}<br>wrongly alarmed at 95 % caught {with_interval(value.fpr95)}"
@@ -156,6 +159,11 @@ def detection(*scores: MethodScores) -> Figure:
     style.finish(figure, title, alt, x="AUROC", height=190 + 46 * lines)
     style.category_rows(figure)
     figure.update_layout(scattermode="group", scattergap=0.4)
-    lows = [value.auroc.low for each in scores for found in each.detection.values() for value in found.values()]
+    lows = [
+        value.auroc.low
+        for method in scores
+        for detections in method.detection.values()
+        for value in detections.values()
+    ]
     figure.update_xaxes(range=[min([0.45, *(low - 0.02 for low in lows if math.isfinite(low))]), 1.01])
     return figure

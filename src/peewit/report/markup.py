@@ -78,6 +78,6 @@ def paragraphs(texts: Iterable[str]) -> list[Markup]:
     return [element("p", text) for text in texts]
 
 
-def folded(title: str, *content: Any) -> Markup:
+def fold(title: str, *content: Any) -> Markup:
     """Something to open."""
     return element("details", element("summary", title), *content)

@@ -14,7 +14,7 @@ from ..messages.errors import MissingPackageError
 from ..metrics.results import Results
 from ..storage.atomic import writable, writing
 from . import sections
-from .markup import Markup, element, folded, safe, section
+from .markup import Markup, element, fold, safe, section
 from .plots import Plot, Variant, plots
 
 LARGEST = 8_000_000  # bytes of a page
@@ -50,16 +50,16 @@ def write(report: Results, path: str | os.PathLike[str]) -> Path:
 
 def render(report: Results) -> str:
     """The page's text, at most 8 MB: where figures would take more, the largest are left out, their numbers kept."""
-    every = plots(report)
+    all_plots = plots(report)
     library = plotly()
-    text = assemble(report, every, library)
+    text = assemble(report, all_plots, library)
     while len(text.encode()) > LARGEST:
-        sizes = {plot.name: sum(map(size, plot.variants)) for plot in every}
+        sizes = {plot.name: sum(map(size, plot.variants)) for plot in all_plots}
         largest = max(sizes, key=lambda name: sizes[name])
         if not sizes[largest]:
             break  # tables alone are too much: nothing else is left to leave out
-        every = [without_drawing(plot) if plot.name == largest else plot for plot in every]
-        text = assemble(report, every, library)
+        all_plots = [without_drawing(plot) if plot.name == largest else plot for plot in all_plots]
+        text = assemble(report, all_plots, library)
     return text
 
 
@@ -86,11 +86,11 @@ def plotly() -> str:
     return str(get_plotlyjs())
 
 
-def assemble(report: Results, every: list[Plot], library: str) -> str:
+def assemble(report: Results, all_plots: list[Plot], library: str) -> str:
     """All parts in the template."""
     drawings: list[str] = []
     by_section: dict[str, list[Markup]] = {}
-    for plot in every:
+    for plot in all_plots:
         by_section.setdefault(plot.section, []).append(figure(plot, drawings))
     if (slider := sections.handing_over(report)) is not None:
         by_section.setdefault("calibration", []).append(slider)
@@ -146,8 +146,8 @@ def escape_script(text: str) -> str:
 
 def curve(report: Results) -> dict[str, Any]:
     """The numbers behind the slider."""
-    found = report.methods[0].risk_coverage
-    return {"share": found.x, "error": found.y}
+    risk_coverage = report.methods[0].risk_coverage
+    return {"share": risk_coverage.x, "error": risk_coverage.y}
 
 
 def figure(plot: Plot, drawings: list[str]) -> Markup:
@@ -164,13 +164,13 @@ def figure(plot: Plot, drawings: list[str]) -> Markup:
 def shape(variant: Variant, number: int, drawings: list[str]) -> Markup:
     """One variant; all but the first are hidden until they are chosen."""
     if not variant.drawing:
-        numbers = variant.numbers if variant.images is None else folded("As a table", variant.numbers)
+        numbers = variant.numbers if variant.images is None else fold("As a table", variant.numbers)
         return element("div", variant.images, numbers, class_="variant", hidden=number > 0)
     drawings.append(variant.drawing)
     return element(
         "div",
         element("div", class_="chart", role="img", aria_label=variant.alt, data_drawing=len(drawings) - 1),
-        folded("The numbers, and what is seen", element("p", variant.alt), variant.numbers),
+        fold("The numbers, and what is seen", element("p", variant.alt), variant.numbers),
         class_="variant",
         hidden=number > 0,
     )

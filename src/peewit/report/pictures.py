@@ -33,18 +33,18 @@ def png(pixels: Pixels) -> bytes:
     ]  # each row begins with its filter, none
     size = struct.pack(">IIBBBBB", len(pixels[0]), len(pixels), 8, 0 if grey else 2, 0, 0, 0)
     parts = ((b"IHDR", size), (b"IDAT", zlib.compress(b"".join(rows), 9)), (b"IEND", b""))
-    made = b"\x89PNG\r\n\x1a\n"
+    image = b"\x89PNG\r\n\x1a\n"
     for name, content in parts:
-        made += struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-    return made
+        image += struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return image
 
 
 def gallery(report: Results) -> Markup | None:
     """The surest and the least sure test images, each with what was predicted."""
     groups = (("The surest", report.surest), ("The least sure", report.least_sure))
     parts: list[Any] = []
-    for title, every in groups:
-        shown = [card(report, each) for each in every if each.image is not None]
+    for title, specimens in groups:
+        shown = [card(report, each) for each in specimens if each.image is not None]
         if shown:
             parts += [element("h4", title), element("ul", shown, class_="gallery")]
     return element("div", *parts) if parts else None

@@ -70,14 +70,18 @@ def plots(report: Results) -> list[Plot]:
 
 def bars(report: Results) -> Iterator[Plot]:
     """Every method by one metric."""
-    names = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
+    names = list(dict.fromkeys(name for method in report.methods for name in method.metrics))
     variants = []
     for name in names:
-        methods = [each for each in report.methods if name in each.metrics]
+        methods = [method for method in report.methods if name in method.metrics]
         kind = describe(name)
         rows = [
-            (each.name, number(each.metrics[name].value, kind.percent), interval(each.metrics[name], kind.percent))
-            for each in methods
+            (
+                method.name,
+                number(method.metrics[name].value, kind.percent),
+                interval(method.metrics[name], kind.percent),
+            )
+            for method in methods
         ]
         variants.append(
             variant(
@@ -99,7 +103,7 @@ def by_method(
     numbers: Callable[[Sequence[MethodScores]], Markup],
 ) -> tuple[Variant, ...]:
     """A figure of all methods, and one of each."""
-    alone = [variant(each.name, draw(each), numbers([each])) for each in methods]
+    alone = [variant(method.name, draw(method), numbers([method])) for method in methods]
     together = [variant("all methods", draw(*methods), numbers(methods))] if len(methods) > 1 else []
     return (*together, *alone)
 
@@ -120,16 +124,16 @@ def bins(methods: Sequence[MethodScores]) -> Markup:
     """Bins in numbers, empty ones left out."""
     rows = [
         (
-            each.name,
+            method.name,
             f"{number(low, True)} to {number(high, True)}",
             f"{count:,}",
             number(sure, True),
             number(right, True),
         )
-        for each in methods
-        if (found := each.reliability) is not None
+        for method in methods
+        if (curve := method.reliability) is not None
         for low, high, sure, right, count in zip(
-            found.edges, found.edges[1:], found.confidence, found.accuracy, found.count, strict=False
+            curve.edges, curve.edges[1:], curve.confidence, curve.accuracy, curve.count, strict=False
         )
         if count
     ]
@@ -150,7 +154,7 @@ def pit(report: Results) -> Iterator[Plot]:
 def shares(methods: Sequence[MethodScores]) -> Markup:
     """Shares of the probability integral transform."""
     count = max(len(each.pit or ()) for each in methods)
-    head = ("method", *(f"to {number((place + 1) / count, True)}" for place in range(count)))
+    head = ("method", *(f"to {number((index + 1) / count, True)}" for index in range(count)))
     return table("Share of targets by predicted quantile", head, [
         (each.name, *(number(share, True) for share in each.pit or ())) for each in methods
     ])  # fmt: skip
@@ -158,16 +162,16 @@ def shares(methods: Sequence[MethodScores]) -> Markup:
 
 def risk_coverage(report: Results) -> Iterator[Plot]:
     """Errors among the surest predictions."""
-    methods = [each for each in report.methods if each.risk_coverage.x]
+    methods = [method for method in report.methods if method.risk_coverage.x]
     if not methods:
         return
     percent = report.task == "classification"
 
     def near(curve: Curve, share: float) -> str:
-        place = min(range(len(curve.x)), key=lambda each: abs(curve.x[each] - share))
-        return number(curve.y[place], percent)
+        nearest = min(range(len(curve.x)), key=lambda index: abs(curve.x[index] - share))
+        return number(curve.y[nearest], percent)
 
-    rows = [(each.name, *(near(each.risk_coverage, share) for share in SHARES)) for each in methods]
+    rows = [(method.name, *(near(method.risk_coverage, share) for share in SHARES)) for method in methods]
     head = ("method", *(f"surest {share:.0%}".replace("%", " %") for share in SHARES))
     numbers = table("Error among the surest predictions", head, rows)
     yield Plot(
@@ -181,17 +185,17 @@ def risk_coverage(report: Results) -> Iterator[Plot]:
 def histograms(report: Results) -> Iterator[Plot]:
     """Uncertainty on known and unknown inputs."""
     variants = []
-    for each in report.methods:
-        names = {name for found in each.uncertainty.values() for name in found}
+    for method in report.methods:
+        names = {name for scores in method.uncertainty.values() for name in scores}
         for name in sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
             variants.append(
                 variant(
-                    f"{each.name}, {score(name)}",
-                    figures.uncertainty_histogram(each, name),
-                    spreads(each, name),
+                    f"{method.name}, {score(name)}",
+                    figures.uncertainty_histogram(method, name),
+                    spreads(method, name),
                 )
             )
-    if variants and any(set(each.uncertainty) - {"test"} for each in report.methods):
+    if variants and any(set(method.uncertainty) - {"test"} for method in report.methods):
         yield Plot(
             name="uncertainty", section="unknown", title="How unsure it is of known and unknown inputs",
             caption="The further apart the known (test) and the unknown inputs, the better it notices what it never "
@@ -209,8 +213,8 @@ def histograms(report: Results) -> Iterator[Plot]:
 def spreads(scores: MethodScores, name: str) -> Markup:
     """Quartiles by data set."""
     rows = []
-    for data, found in scores.uncertainty.items():
-        values = found.get(name, ())
+    for data, samples in scores.uncertainty.items():
+        values = samples.get(name, ())
         if len(values) > 1:
             rows.append((data, f"{len(values):,}", *(number(each) for each in quantiles(values, n=4))))
     caption = f"{score(name).capitalize()} by {scores.name}"
@@ -219,14 +223,19 @@ def spreads(scores: MethodScores, name: str) -> Markup:
 
 def detections(report: Results) -> Iterator[Plot]:
     """How well unknown inputs are told from known ones."""
-    methods = [each for each in report.methods if each.detection]
+    methods = [method for method in report.methods if method.detection]
     if not methods:
         return
     rows = [
-        (each.name, data, score(name), *(with_interval(value) for value in (found.auroc, found.aupr, found.fpr95)))
-        for each in methods
-        for data, every in each.detection.items()
-        for name, found in every.items()
+        (
+            method.name,
+            data,
+            score(name),
+            *(with_interval(value) for value in (detection.auroc, detection.aupr, detection.fpr95)),
+        )
+        for method in methods
+        for data, by_score in method.detection.items()
+        for name, detection in by_score.items()
     ]
     head = ("method", "unknown inputs", "by", "AUROC", "AUPR", "FPR95")
     yield Plot(
@@ -262,9 +271,11 @@ def attacks(report: Results) -> Iterator[Plot]:
 
 def shift_plots(report: Results, kind: VariationKind, title: str, caption: str) -> Iterator[Plot]:
     """Curves against strength, one metric of one corruption at a time."""
-    every: list[dict[str, Shift]] = [getattr(each, kind) for each in report.methods]
-    ways = list(dict.fromkeys(way for own in every for way in own))
-    names = list(dict.fromkeys(name for own in every for shift in own.values() for name in shift.metrics))
+    shifts_of_methods: list[dict[str, Shift]] = [getattr(each, kind) for each in report.methods]
+    ways = list(dict.fromkeys(way for of_method in shifts_of_methods for way in of_method))
+    names = list(
+        dict.fromkeys(name for of_method in shifts_of_methods for shift in of_method.values() for name in shift.metrics)
+    )
     variants = []
     for name in names:
         for way in ways:
@@ -283,44 +294,44 @@ def shift_plots(report: Results, kind: VariationKind, title: str, caption: str) 
 def only(report: Results, kind: str, way: str, name: str) -> Results:
     """The report with one corruption alone, of the methods that have the metric."""
 
-    def kept_of(scores: MethodScores, each: str) -> dict[str, Shift]:
-        return {way: getattr(scores, each)[way]} if each == kind else {}
+    def kept_of(scores: MethodScores, variation: str) -> dict[str, Shift]:
+        return {way: getattr(scores, variation)[way]} if variation == kind else {}
 
     kept = [
-        replace(each, shifts=kept_of(each, "shifts"), attacks=kept_of(each, "attacks"))
-        for each in report.methods
-        if way in getattr(each, kind) and name in getattr(each, kind)[way].metrics
+        replace(method, shifts=kept_of(method, "shifts"), attacks=kept_of(method, "attacks"))
+        for method in report.methods
+        if way in getattr(method, kind) and name in getattr(method, kind)[way].metrics
     ]
     return replace(report, methods=tuple(kept))
 
 
 def strengths(report: Results, kind: str, way: str, name: str) -> Markup:
     """A row per strength, a column per method."""
-    shifts: list[Shift] = [getattr(each, kind)[way] for each in report.methods]
+    shifts: list[Shift] = [getattr(method, kind)[way] for method in report.methods]
     percent = describe(name).percent
     rows = [
-        (f"strength {strength:g}", *(with_interval(shift.metrics[name][place], percent) for shift in shifts))
-        for place, strength in enumerate(shifts[0].strengths)
+        (f"strength {strength:g}", *(with_interval(shift.metrics[name][position], percent) for shift in shifts))
+        for position, strength in enumerate(shifts[0].strengths)
     ]
-    head = ("strength", *(each.name for each in report.methods))
+    head = ("strength", *(method.name for method in report.methods))
     return table(f"{describe(name).name}, {way.replace('_', ' ')}", head, rows)
 
 
 def specimens(report: Results) -> Iterator[Plot]:
     """The surest and the least sure test inputs: as images where they are some, and as a table."""
-    every = (*report.surest, *report.least_sure)
-    if not every:
+    shown = (*report.surest, *report.least_sure)
+    if not shown:
         return
     rows = [
         (
-            f"number {each.index:,}",
-            "surest" if place < len(report.surest) else "least sure",
-            label_text(report, each.predicted),
-            "–" if each.label is None else label_text(report, each.label),
-            *((number(each.confidence, True),) if report.task == "classification" else ()),
-            number(each.uncertainty),
+            f"number {specimen.index:,}",
+            "surest" if position < len(report.surest) else "least sure",
+            label_text(report, specimen.predicted),
+            "–" if specimen.label is None else label_text(report, specimen.label),
+            *((number(specimen.confidence, True),) if report.task == "classification" else ()),
+            number(specimen.uncertainty),
         )
-        for place, each in enumerate(every)
+        for position, specimen in enumerate(shown)
     ]
     sure = ("confidence",) if report.task == "classification" else ()
     head = ("test input", "which", "predicted", "right answer", *sure, "uncertainty")
@@ -338,12 +349,12 @@ def posterior(report: Results) -> Iterator[Plot]:
     if summary.get("layers"):
         rows = [
             (
-                each["name"],
-                f"{each['weights']:,}",
-                number(each["prior_variance"]),
-                number(each["variance_quantiles"][2]),
+                layer["name"],
+                f"{layer['weights']:,}",
+                number(layer["prior_variance"]),
+                number(layer["variance_quantiles"][2]),
             )
-            for each in summary["layers"]
+            for layer in summary["layers"]
         ]
         head = ("tensor", "weights", "prior variance", "median posterior variance")
         yield Plot(
@@ -364,7 +375,7 @@ def posterior(report: Results) -> Iterator[Plot]:
             variants=(variant("", figures.effective_dimensions(report), listed),),
         )  # fmt: skip
     if trace := summary.get("trace"):
-        steps = [(f"step {place}", number(value)) for place, value in enumerate(trace.get("values", ()))]
+        steps = [(f"step {step}", number(value)) for step, value in enumerate(trace.get("values", ()))]
         numbers = table("Steps of tuning", ("step", str(trace.get("objective", "log evidence"))), steps)
         yield Plot(
             name="trace", section="posterior", title="How the prior was chosen",

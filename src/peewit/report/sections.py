@@ -8,7 +8,7 @@ from typing import Any
 from ..metrics.catalogue import describe
 from ..metrics.results import MethodScores, Results
 from .glossary import BOTH, TERMS
-from .markup import Markup, element, folded, paragraphs, section, table
+from .markup import Markup, element, fold, paragraphs, section, table
 from .summary import Answer, answers
 from .words import best, differ, examples, interval, number
 
@@ -52,7 +52,7 @@ def methods(report: Results, *figures: Markup) -> Markup:
         scores_table(f"Methods{over}", report.methods, main),
     ]
     if rest:
-        parts.append(folded("More measures", scores_table(f"More measures{over}", report.methods, rest)))
+        parts.append(fold("More measures", scores_table(f"More measures{over}", report.methods, rest)))
     described = [
         element("div", element("dt", each.name), element("dd", sentence(each.description))) for each in report.methods
     ]
@@ -65,16 +65,19 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def scores_table(caption: str, every: Sequence[MethodScores], names: Sequence[str]) -> Markup:
+def scores_table(caption: str, scored: Sequence[MethodScores], names: Sequence[str]) -> Markup:
     """Methods by metrics."""
-    tops = {name: best(name, every) for name in names}
+    tops = {name: best(name, scored) for name in names}
     arrows = {1: " ↑", -1: " ↓", 0: ""}
     head = ["method", *(describe(name).name + arrows[describe(name).better] for name in names), "seconds"]
     rows = []
-    for place, each in enumerate(every):
-        cells: list[Any] = [each.name]
-        cells += [value(each, name, tops[name][place], place > 0 and differs(name, every[0], each)) for name in names]
-        rows.append([*cells, f"{each.seconds:.2f}"])
+    for position, method in enumerate(scored):
+        cells: list[Any] = [method.name]
+        cells += [
+            value(method, name, tops[name][position], position > 0 and differs(name, scored[0], method))
+            for name in names
+        ]
+        rows.append([*cells, f"{method.seconds:.2f}"])
     return table(caption, head, rows)
 
 
@@ -122,7 +125,7 @@ def coverage(report: Results) -> Markup | None:
     rows = [[row.get(key, "") for key in head] for row in report.coverage]
     shown = table("Every tensor of the network", head, rows)
     text = "Which rule each tensor of weights follows, and how its curvature is kept. Fixed ones count as certain."
-    body = folded(f"All {len(rows)} tensors", shown) if len(rows) > 12 else shown
+    body = fold(f"All {len(rows)} tensors", shown) if len(rows) > 12 else shown
     return section("coverage", "The network's weights", element("p", text), body)
 
 

@@ -196,11 +196,11 @@ def winner(report: Results) -> tuple[str, ...]:
     first, *others = report.methods
     if not known_nll(first):
         return ()
-    others = [each for each in others if known_nll(each)]
-    ahead = [each for each in others if each.metrics["nll"].value < first.metrics["nll"].value]
+    others = [method for method in others if known_nll(method)]
+    ahead = [method for method in others if method.metrics["nll"].value < first.metrics["nll"].value]
     if not ahead:
         return ()
-    top = min(ahead, key=lambda each: each.metrics["nll"].value)
+    top = min(ahead, key=lambda method: method.metrics["nll"].value)
     if number(top.metrics["nll"].value) == number(first.metrics["nll"].value):
         return ()
     clear = differ("nll", first, top)
@@ -274,7 +274,7 @@ def describe_detection(name: str, first: MethodScores, base: MethodScores | None
         other = base.detection[name][by].auroc
         text += f", the plain network in {100 * other.value:.0f}"
         text += "" if apart(value, other) else ", a difference that may be chance"
-    top = max(detections, key=lambda each: detections[each].auroc.value)
+    top = max(detections, key=lambda data: detections[data].auroc.value)
     if top != by and detections[top].auroc.low > value.high:
         text += f". Its {score(top)} tells more: {100 * detections[top].auroc.value:.0f} of 100"
     return f"{text}.", value
@@ -282,8 +282,8 @@ def describe_detection(name: str, first: MethodScores, base: MethodScores | None
 
 def describe_worst_shift(first: MethodScores, kind: str) -> list[str]:
     """The corruption, or attack, after which it is most wrongly sure."""
-    every: dict[str, Shift] = getattr(first, kind)
-    known = {name: each for name, each in every.items() if has_curves(each)}
+    shifts: dict[str, Shift] = getattr(first, kind)
+    known = {name: each for name, each in shifts.items() if has_curves(each)}
     if not known:
         return []
 
@@ -305,7 +305,7 @@ def describe_worst_shift(first: MethodScores, kind: str) -> list[str]:
 def has_curves(shift: Shift) -> bool:
     """Whether a corruption has accuracy and confidence, first and last, as numbers."""
     curves = [shift.metrics.get(name, ()) for name in ("accuracy", "confidence")]
-    return all(each and math.isfinite(each[0].value) and math.isfinite(each[-1].value) for each in curves)
+    return all(curve and math.isfinite(curve[0].value) and math.isfinite(curve[-1].value) for curve in curves)
 
 
 def outcome(right: Sequence[Estimate], sure: Sequence[Estimate]) -> str:
@@ -322,18 +322,22 @@ def outcome(right: Sequence[Estimate], sure: Sequence[Estimate]) -> str:
 
 def at(curve: Curve, share: float) -> float | None:
     """The error among the surest share."""
-    near = min(range(len(curve.x)), key=lambda place: abs(curve.x[place] - share), default=None)
+    near = min(range(len(curve.x)), key=lambda index: abs(curve.x[index] - share), default=None)
     return None if near is None or abs(curve.x[near] - share) > 0.05 else curve.y[near]
 
 
 def describe_handing_over(report: Results) -> tuple[str, ...]:
     """What is gained by asking a person about the least sure fifth."""
     curve = report.methods[0].risk_coverage
-    every, kept = at(curve, 1.0), at(curve, 0.8)
-    if every is None or kept is None or report.task != "classification":
+    risk_of_all, risk_of_kept = at(curve, 1.0), at(curve, 0.8)
+    if risk_of_all is None or risk_of_kept is None or report.task != "classification":
         return ()
-    if not (math.isfinite(every) and math.isfinite(kept)):
+    if not (math.isfinite(risk_of_all) and math.isfinite(risk_of_kept)):
         return ()
-    one, other = whole(every), whole(kept)
-    change = f"stay at {one}" if one == other else f"{'fall' if kept < every else 'rise'} from {one} to {other}"
+    one, other = whole(risk_of_all), whole(risk_of_kept)
+    change = (
+        f"stay at {one}"
+        if one == other
+        else f"{'fall' if risk_of_kept < risk_of_all else 'rise'} from {one} to {other}"
+    )
     return (f"If a person decided the fifth that it is least sure of, its errors on the rest would {change}.",)

@@ -74,11 +74,11 @@ def best(name: str, methods: Sequence[MethodScores]) -> list[bool]:
     if kind.better == 0 and kind.ideal is None:
         return [False] * len(values)
     merits = [merit(name, value) for value in values]
-    known = [place for place, each in enumerate(merits) if math.isfinite(each)]
+    known = [index for index, each in enumerate(merits) if math.isfinite(each)]
     shown = [number(value, kind.percent) for value in values]
-    if len({shown[place] for place in known}) < 2:
+    if len({shown[index] for index in known}) < 2:
         return [False] * len(values)
-    top = max(known, key=lambda place: merits[place])
+    top = max(known, key=lambda index: merits[index])
     return [each == shown[top] for each in shown]
 
 
@@ -94,5 +94,5 @@ def is_plain(scores: MethodScores) -> bool:
 
 def examples(report: Results) -> int | None:
     """How many test inputs there were, where the report says so."""
-    bins, told = report.methods[0].reliability, report.settings.get("test examples")
-    return told if isinstance(told, int) else None if bins is None else sum(bins.count)
+    bins, total = report.methods[0].reliability, report.settings.get("test examples")
+    return total if isinstance(total, int) else None if bins is None else sum(bins.count)

@@ -37,18 +37,18 @@ def check_linear(linear: LinearMode | None, mode: Tensor, space: Space) -> None:
     check_prior(linear.prior, space)
 
 
-def check_space(asked: Space, model: nn.Module) -> None:
+def check_space(space: Space, model: nn.Module) -> None:
     """Refuse weights that the network does not have."""
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    ordered = tuple(name for name in shapes if name in set(asked.names))
-    if not asked.names or asked.names != ordered or len(asked.shapes) != len(ordered):
-        raise PeewitError(f"its weights {short(asked.names)} are not those of the network")
-    for name, shape in zip(asked.names, asked.shapes, strict=True):
+    ordered = tuple(name for name in shapes if name in set(space.names))
+    if not space.names or space.names != ordered or len(space.shapes) != len(ordered):
+        raise PeewitError(f"its weights {short(space.names)} are not those of the network")
+    for name, shape in zip(space.names, space.shapes, strict=True):
         if shapes[name] != shape:
             raise PeewitError(f"{name!r} has shape {tuple(shape)}; the network's has {tuple(shapes[name])}")
-    mask = asked.mask
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != (asked.total,) or not bool(mask.any())):
-        raise PeewitError(f"its mask has shape {tuple(mask.shape)}; expected ({asked.total},) booleans")
+    mask = space.mask
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (space.total,) or not bool(mask.any())):
+        raise PeewitError(f"its mask has shape {tuple(mask.shape)}; expected ({space.total},) booleans")
 
 
 def check_values(
@@ -69,15 +69,18 @@ def check_values(
     if set(values["rules"]) != set(values["asked"].names):
         raise PeewitError("its rules are not those of its weights")
     sets = values["prior"].sets
-    if not all(sets) or not {name for own in sets for name in own} <= dict(model.named_parameters()).keys():
+    if (
+        not all(sets)
+        or not {name for invariant_set in sets for name in invariant_set} <= dict(model.named_parameters()).keys()
+    ):
         raise PeewitError(f"its prior has sets of weights, {short(sets)}, that the network does not have")
     check_prior(values["prior"], space)
 
 
 def check_curvature(kind: CurvatureKind | Hessian, structure: Structure, space: Space) -> None:
     """Refuse a curvature that no release knows, or that its structure or a mask excludes."""
-    usual = type(kind)()
-    if (kind.name, kind.degree) != (usual.name, usual.degree):
+    default = type(kind)()
+    if (kind.name, kind.degree) != (default.name, default.degree):
         raise PeewitError(f"its curvature is {short(kind)}")
     if isinstance(kind, Hessian) and not isinstance(structure, structures.Full):
         raise PeewitError(f"a Hessian with structure {type(structure).__name__}")

@@ -144,15 +144,15 @@ class Decoder:
         return self.tensors[name]
 
     def _dict(self, value: list[Any], arguments: tuple[Any, ...], path: str) -> dict[Any, Any]:
-        made = {}
+        decoded = {}
         for pair in value:
             if not isinstance(pair, list) or len(pair) != 2:
                 raise PeewitError(f"{path} holds {short(pair)}; expected pairs")
             key = self.decode(pair[0], arguments[0], f"{path}, a key")
-            made[key] = self.decode(pair[1], arguments[1], f"{path}/{words(key)}")
-        if len(made) < len(value):
+            decoded[key] = self.decode(pair[1], arguments[1], f"{path}/{words(key)}")
+        if len(decoded) < len(value):
             raise PeewitError(f"{path} holds a key twice")
-        return made
+        return decoded
 
     def _collection(self, value: Any, hint: Any, path: str) -> Any:
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -176,8 +176,8 @@ class Decoder:
         if len(value) != len(kinds):
             raise PeewitError(f"{path} has {len(value)} values; expected {len(kinds)}")
         pairs = enumerate(zip(value, kinds, strict=True))
-        made = [self.decode(each, kind, f"{path}/{place}") for place, (each, kind) in pairs]
-        return hint(*made) if named else tuple(made)
+        decoded = [self.decode(each, kind, f"{path}/{number}") for number, (each, kind) in pairs]
+        return hint(*decoded) if named else tuple(decoded)
 
     def _dataclass(self, value: Any, hint: Any, path: str) -> Any:
         if not isinstance(value, dict) or value.get(CLASS) != hint.__name__ or set(value) != {CLASS, FIELDS}:
@@ -189,8 +189,8 @@ class Decoder:
         kinds = typing.get_type_hints(hint)
         names = {field.name for field in dataclasses.fields(expected)}
         if not isinstance(fields, dict) or set(fields) != names:
-            given = sorted(map(str, fields)) if isinstance(fields, dict) else fields
-            raise PeewitError(f"{path} has the fields {short(given)}; expected {sorted(names)}")
+            names_given = sorted(map(str, fields)) if isinstance(fields, dict) else fields
+            raise PeewitError(f"{path} has the fields {short(names_given)}; expected {sorted(names)}")
         try:
             return expected(**{name: self.decode(each, kinds[name], f"{path}/{name}") for name, each in fields.items()})
         except (TypeError, RuntimeError, OverflowError) as error:  # a class's own check of its values

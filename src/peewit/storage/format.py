@@ -59,9 +59,9 @@ def shapes_of(model: nn.Module) -> dict[str, list[Any]]:
 
 def checksum(texts: dict[str, str], tensors: dict[str, Tensor]) -> str:
     """A hash of all texts and all tensors: bits that fell over are seen."""
-    made = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(texts):
-        made.update(f"{name} {len(texts[name])} {texts[name]} ".encode())
+        hasher.update(f"{name} {len(texts[name])} {texts[name]} ".encode())
     for name in sorted(tensors):
-        made.update(f"{name} {digest(tensors[name])} ".encode())
-    return made.hexdigest()
+        hasher.update(f"{name} {digest(tensors[name])} ".encode())
+    return hasher.hexdigest()

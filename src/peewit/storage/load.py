@@ -53,13 +53,13 @@ def load(
     if not source.is_file():  # reading a pipe would wait for ever
         raise PeewitError(f"{source} is a device, a pipe or a socket; expected a file that Laplace.save wrote.")
     limit = budget(memory, device)
-    given = None if likelihood is None else named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
+    family = None if likelihood is None else named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
     texts, tensors = read(source)
     try:
-        content = parsed(texts["peewit"])
+        content = parse(texts["peewit"])
         compare(content, model)
         with Progress(progress).working("decomposition"):
-            return assembled(content, model, tensors, device, given, limit)
+            return assemble(content, model, tensors, device, family, limit)
     except MismatchError as error:
         raise MismatchError(f"{source}: {error}") from None
     except (ValueError, RecursionError, OverflowError) as error:
@@ -93,8 +93,8 @@ def read(source: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 def refuse_formats(texts: dict[str, str], source: Path) -> None:
     """Files of others, and of the future."""
     number = texts.get("format", "")
-    ours = texts.keys() & {"peewit", "lapwing"}  # its name up to format 4
-    if not ours or "checksum" not in texts or not number.isdecimal() or number == "0":
+    own_names = texts.keys() & {"peewit", "lapwing"}  # its name up to format 4
+    if not own_names or "checksum" not in texts or not number.isdecimal() or number == "0":
         raise MismatchError(
             f"{source} is a safetensors file without a posterior of peewit. Use Laplace.save to write one."
         )
@@ -110,7 +110,7 @@ def refuse_formats(texts: dict[str, str], source: Path) -> None:
         )
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parse(text: str) -> dict[str, Any]:
     """The JSON text with all that is expected in it."""
 
     def refuse(constant: str) -> Any:
@@ -120,32 +120,32 @@ def parsed(text: str) -> dict[str, Any]:
     others = {"sums", "structure", "curvature_kind", "likelihood", "arithmetic", "used", "network", "fingerprint"}
     names = {*PLAIN, *others}
     if not isinstance(content, dict) or set(content) - {*MAYBE} != names:
-        given = sorted(content) if isinstance(content, dict) else content
-        raise PeewitError(f"it holds {short(given)}; expected {sorted(names)}")
+        content_names = sorted(content) if isinstance(content, dict) else content
+        raise PeewitError(f"it holds {short(content_names)}; expected {sorted(names)}")
     return content
 
 
 def compare(content: dict[str, Any], model: nn.Module) -> None:
     """Refuse a network with other names, shapes, dtypes, weights or buffers, and say which."""
-    theirs, prints = content["network"], content["fingerprint"]
-    if not isinstance(theirs, dict) or not isinstance(prints, dict) or set(theirs) != set(prints):
+    saved, prints = content["network"], content["fingerprint"]
+    if not isinstance(saved, dict) or not isinstance(prints, dict) or set(saved) != set(prints):
         raise PeewitError("its fingerprint is not that of its network")
-    ours = shapes_of(model)
+    current = shapes_of(model)
     for missing, where in (
-        ([name for name in theirs if name not in ours], "only the saved one has"),
-        ([name for name in ours if name not in theirs], "only the given one has"),
+        ([name for name in saved if name not in current], "only the saved one has"),
+        ([name for name in current if name not in saved], "only the given one has"),
     ):
         if missing:
             raise MismatchError(f"The network is not the one that was saved: {where} {several(missing)}.")
-    changed = [name for name in ours if theirs[name] != ours[name]]
+    changed = [name for name in current if saved[name] != current[name]]
     if changed:
         name = changed[0]
         raise MismatchError(
             f"The network is not the one that was saved: {several(changed)} differ in shape or dtype; {name!r} had "
-            f"{short(theirs[name])} and has {ours[name]}."
+            f"{short(saved[name])} and has {current[name]}."
         )
-    own = fingerprint(model)
-    changed = [name for name in own if prints[name] != own[name]]
+    prints_of_network = fingerprint(model)
+    changed = [name for name in prints_of_network if prints[name] != prints_of_network[name]]
     if changed:
         raise MismatchError(
             f"The network has other weights or buffers than when it was saved: {several(changed)} differ. A posterior "
@@ -159,43 +159,43 @@ def several(names: list[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def assembled(
+def assemble(
     content: dict[str, Any],
     model: nn.Module,
     tensors: dict[str, Tensor],
     device: torch.device,
-    given: Likelihood | None,
+    chosen: Likelihood | None,
     limit: Budget,
 ) -> PosteriorState:
     """Decode, check against the network, and decompose again: the same sums give the same posterior."""
     began = time.perf_counter()
-    there = {name: value if value.dtype == torch.bool else value.to(device) for name, value in tensors.items()}
-    decoder = Decoder(KNOWN, there)
+    on_device = {name: value if value.dtype == torch.bool else value.to(device) for name, value in tensors.items()}
+    decoder = Decoder(KNOWN, on_device)
     hints = typing.get_type_hints(PosteriorState)
     values = {name: decoder.decode(content[name], hints[name], name) for name in PLAIN}
     structure: Structure = decoder.one_of(content["structure"], STRUCTURES, "structure")
     kind: CurvatureKind | Hessian = decoder.one_of(content["curvature_kind"], KINDS, "curvature_kind")
     sums = decoder.decode(content["sums"], typing.get_type_hints(type(structure).measure)["return"], "sums")
-    family = chosen_likelihood(content["likelihood"], decoder, given, values["totals"])
+    family = choose_likelihood(content["likelihood"], decoder, chosen, values["totals"])
     used = decoder.decode(content["used"], tuple[str, ...], "used")
-    asked: Space = values["asked"]
-    check_space(asked, model)
-    structure.check(sums, asked)
-    space = asked.only(used)
+    selected: Space = values["asked"]
+    check_space(selected, model)
+    structure.check(sums, selected)
+    space = selected.only(used)
     if space.names != used or not used:
-        raise PeewitError(f"the used weights {short(used)} are not among {short(asked.names)}")
+        raise PeewitError(f"the used weights {short(used)} are not among {short(selected.names)}")
     arithmetic = as_arithmetic(decoder.decode(content["arithmetic"], str, "arithmetic"))
     check_values(values, kind, structure, space, model, arithmetic)
     values |= {name: decoder.decode(content[name], hints[name], name) for name in MAYBE if name in content}
     check_linear(values.get("linear_mode"), values["weights"], space)
-    made = decompose(structure, kind, sums, space)
+    curvature = decompose(structure, kind, sums, space)
     return PosteriorState(
         model=model,
         space=space,
         likelihood=family,
         structure=structure,
         curvature_kind=kind,
-        curvature=made,
+        curvature=curvature,
         budget=replace(limit, arithmetic=arithmetic),
         timings={"measure": 0.0, "decompose": time.perf_counter() - began},
         identity=Identity.of(model),
@@ -204,7 +204,7 @@ def assembled(
     )
 
 
-def chosen_likelihood(saved: Any, decoder: Decoder, chosen: Likelihood | None, totals: Totals) -> Likelihood:
+def choose_likelihood(saved: Any, decoder: Decoder, chosen: Likelihood | None, totals: Totals) -> Likelihood:
     """The saved one; where it could not be saved, the one that is given."""
     if isinstance(saved, dict) and set(saved) == {"name"}:
         if chosen is None:
@@ -217,23 +217,23 @@ def chosen_likelihood(saved: Any, decoder: Decoder, chosen: Likelihood | None, t
                 f"likelihood is a {type(chosen).__name__}; the posterior was fitted with {short(saved['name'])}."
             )
         return chosen if totals.form is None else chosen.bind(totals.form)
-    made: Likelihood = decoder.one_of(saved, LIKELIHOODS, "likelihood")
-    if chosen is not None and not alike(chosen, made):
+    likelihood: Likelihood = decoder.one_of(saved, LIKELIHOODS, "likelihood")
+    if chosen is not None and not alike(chosen, likelihood):
         raise MismatchError(
-            f"likelihood={short(chosen)} was given; the posterior was fitted with {short(made)}, and the file holds "
-            "it. Leave likelihood= out, or fit again."
+            f"likelihood={short(chosen)} was given; the posterior was fitted with {short(likelihood)}, and the file "
+            "holds it. Leave likelihood= out, or fit again."
         )
-    return made
+    return likelihood
 
 
 def alike(first: Any, second: Any) -> bool:
     """Whether two values would be written in the same way."""
-    made = []
+    encodings = []
     for value in (first, second):
         encoder = Encoder(KNOWN)
         try:
             text = encoder.encode(value, "value")
         except Unsaveable:
             return False
-        made.append((text, {name: digest(tensor) for name, tensor in encoder.tensors.items()}))
-    return made[0] == made[1]
+        encodings.append((text, {name: digest(tensor) for name, tensor in encoder.tensors.items()}))
+    return encodings[0] == encodings[1]

@@ -25,44 +25,44 @@ def save(la: PosteriorState, path: str | os.PathLike[str]) -> None:
     target = writable(path, "posterior.safetensors")
     encoder = Encoder(KNOWN)
     try:
-        made = {name: encoder.encode(getattr(la, name), name) for name in (*PLAIN, "sums")}
-        made |= {name: encoder.encode(getattr(la, name), name) for name in ("structure", "curvature_kind")}
-        made |= {name: encoder.encode(getattr(la, name), name) for name in MAYBE if getattr(la, name) is not None}
+        content = {name: encoder.encode(getattr(la, name), name) for name in (*PLAIN, "sums")}
+        content |= {name: encoder.encode(getattr(la, name), name) for name in ("structure", "curvature_kind")}
+        content |= {name: encoder.encode(getattr(la, name), name) for name in MAYBE if getattr(la, name) is not None}
     except Unsaveable as error:
         raise PeewitError(f"This posterior cannot be saved: {error}, which files do not hold.") from None
-    made["likelihood"] = likelihood_of(la, encoder)
-    made["arithmetic"] = la.arithmetic
-    made["used"] = list(la.space.names)
-    made["network"] = shapes_of(la.model)
-    made["fingerprint"] = fingerprint(la.model)
+    content["likelihood"] = likelihood_of(la, encoder)
+    content["arithmetic"] = la.arithmetic
+    content["used"] = list(la.space.names)
+    content["network"] = shapes_of(la.model)
+    content["fingerprint"] = fingerprint(la.model)
     tensors = {name: plain(tensor, name) for name, tensor in encoder.tensors.items()}
-    write(target, tensors, header(json.dumps(made, allow_nan=False), tensors))
+    write(target, tensors, header(json.dumps(content, allow_nan=False), tensors))
 
 
 def likelihood_of(la: PosteriorState, encoder: Encoder) -> Any:
     """By value where files know it, else its name alone."""
     trial = Encoder(KNOWN)
     try:
-        made = trial.encode(la.likelihood, "likelihood")
+        encoded = trial.encode(la.likelihood, "likelihood")
     except Unsaveable:
         return {"name": type(la.likelihood).__name__}
     encoder.tensors |= trial.tensors
-    return made
+    return encoded
 
 
 def plain(tensor: Tensor, name: str) -> Tensor:
     """A tensor on the CPU in memory of its own, as the format wants it."""
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         raise NotFiniteError(f"{name!r} holds NaN or Inf; such a posterior is not saved.")
-    made = tensor.detach().cpu().contiguous()
-    shared = made.data_ptr() == tensor.data_ptr()
-    return made.clone() if shared and tensor.untyped_storage().nbytes() != tensor.nbytes else made
+    on_cpu = tensor.detach().cpu().contiguous()
+    shared = on_cpu.data_ptr() == tensor.data_ptr()
+    return on_cpu.clone() if shared and tensor.untyped_storage().nbytes() != tensor.nbytes else on_cpu
 
 
 def header(text: str, tensors: dict[str, Tensor]) -> dict[str, str]:
     """All that stands beside the tensors."""
-    made = {"format": str(FORMAT), "version": __version__, "peewit": text}
-    return {**made, "checksum": checksum(made, tensors)}
+    texts = {"format": str(FORMAT), "version": __version__, "peewit": text}
+    return {**texts, "checksum": checksum(texts, tensors)}
 
 
 def write(target: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> None:
@@ -77,8 +77,8 @@ def write(target: Path, tensors: dict[str, Tensor], texts: dict[str, str]) -> No
 def distinct(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The format refuses two names for one memory: the second gets a copy."""
     seen: set[int] = set()
-    made = {}
+    separate = {}
     for name, tensor in tensors.items():
-        made[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        separate[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
-    return made
+    return separate
