@@ -149,7 +149,7 @@ def run(
 def write(la: pw.Laplace, data: Data, path: Path, console: Console, quick: bool) -> None:
     """The page that says whether to trust the network, and where it is."""
     with stage(console, "unknown classes, corruptions and attacks, for the report"):
-        found = pw.evaluate(
+        report = pw.evaluate(
             la,
             data.test,
             validation=data.validation,
@@ -160,7 +160,7 @@ def write(la: pw.Laplace, data: Data, path: Path, console: Console, quick: bool)
             intervals=50 if quick else 1000,
             title="Fashion-MNIST: a small network, and what it does not know" + (" (quick form)" if quick else ""),
         )
-        found.to_html(path)
+        report.to_html(path)
     console.print(f"The report, to be opened in a browser: {path.resolve()}", highlight=False, soft_wrap=True)
 
 
@@ -212,11 +212,11 @@ def show(scores: list[DemoScores], console: Console, quick: bool) -> None:
     table.add_column("way to predict", no_wrap=True)
     for column in ("accuracy", "NLL", "Brier", "ECE", "AUROC"):
         table.add_column(column, justify="right", no_wrap=True)
-    columns = list(zip(*(astuple(each)[1:] for each in scores), strict=True))
-    best = [max(values) if place in (0, 4) else min(values) for place, values in enumerate(columns)]
-    for each in scores:
-        cells = zip(astuple(each)[1:], best, strict=True)
-        table.add_row(each.name, *(f"[bold]{value:.3f}[/]" if value == top else f"{value:.3f}" for value, top in cells))
+    columns = list(zip(*(astuple(row)[1:] for row in scores), strict=True))
+    best = [max(values) if column in (0, 4) else min(values) for column, values in enumerate(columns)]
+    for row in scores:
+        cells = zip(astuple(row)[1:], best, strict=True)
+        table.add_row(row.name, *(f"[bold]{value:.3f}[/]" if value == top else f"{value:.3f}" for value, top in cells))
     console.print(table)
     console.print(
         "Negative log-likelihood, Brier score and calibration error (lower is better) say whether probabilities of the "

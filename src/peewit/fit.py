@@ -157,10 +157,10 @@ def resolve(
     def variance() -> Tensor:
         if batches.one_shot:
             raise PeewitError("Subnetwork.largest_variance passes over the data twice; a one-shot iterator was given.")
-        own = start.base is not None or (start.grouping.within_tensors and start.precision.numel() > 1)
-        usual = Prior.scalar(1.0) if own else start
+        elementwise = start.base is not None or (start.grouping.within_tensors and start.precision.numel() > 1)
+        single = Prior.scalar(1.0) if elementwise else start
         diagonal = fit(
-            model, data, family, structure="diag", curvature=kind, prior=usual, memory=memory, arithmetic=arithmetic
+            model, data, family, structure="diag", curvature=kind, prior=single, memory=memory, arithmetic=arithmetic
         )
         return spread_variance(diagonal, model)
 
@@ -223,15 +223,15 @@ def assemble(request: Request, source: Source, sums: Any, seconds: float) -> Pos
     return state
 
 
-def check_used(model: nn.Module, asked: Space, used: Space) -> None:
+def check_used(model: nn.Module, selected: Space, used: Space) -> None:
     """Refuse weights that quantised layers hide, and a network that uses none of those that were asked for."""
-    unused = [name for name in asked.names if name not in used.names]
-    found = quantised_modules(model) if unused else []
-    if found:
+    unused = [name for name in selected.names if name not in used.names]
+    quantised = quantised_modules(model) if unused else []
+    if quantised:
         raise PeewitError(
-            f"{', '.join(unused[:3])} has no gradient, and the network has quantised layers ({', '.join(found[:3])}), "
-            "through which none passes. Fit the network from before it was quantised, or choose weights= after its "
-            "last quantised layer."
+            f"{', '.join(unused[:3])} has no gradient, and the network has quantised layers "
+            f"({', '.join(quantised[:3])}), through which none passes. Fit the network from before it was quantised, or "
+            "choose weights= after its last quantised layer."
         )
     if not used.names:
         raise PeewitError("The network's output does not depend on the selected weights.")
@@ -249,10 +249,12 @@ def check_used(model: nn.Module, asked: Space, used: Space) -> None:
 def spread_variance(diagonal: Laplace, model: nn.Module) -> Tensor:
     """Variances over all trainable weights: unused ones are never chosen."""
     sizes = [shape.numel() for shape in diagonal.space.shapes]
-    found = dict(zip(diagonal.space.names, diagonal.precision.variance().split(sizes), strict=True))
+    variances = dict(zip(diagonal.space.names, diagonal.precision.variance().split(sizes), strict=True))
     return torch.cat(
         [
-            found[name] if name in found else diagonal.weights.new_full((model.get_parameter(name).numel(),), -1.0)
+            variances[name]
+            if name in variances
+            else diagonal.weights.new_full((model.get_parameter(name).numel(),), -1.0)
             for name in trainable(model)
         ]
     )

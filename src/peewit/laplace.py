@@ -88,13 +88,13 @@ class Laplace:
 
     state: PosteriorState
 
-    def __init__(self, *given: Any, **options: Any) -> None:
+    def __init__(self, *states: Any, **options: Any) -> None:
         """`fit`, `load` and other posteriors make one; users do not."""
-        if options or len(given) != 1 or not isinstance(given[0], PosteriorState):
+        if options or len(states) != 1 or not isinstance(states[0], PosteriorState):
             raise ArgumentTypeError(
                 "Laplace(...) was called; expected peewit.fit(model, data, likelihood), which measures and returns one."
             )
-        object.__setattr__(self, "state", given[0])
+        object.__setattr__(self, "state", states[0])
 
     @property
     def model(self) -> nn.Module:
@@ -403,10 +403,10 @@ class Laplace:
             True
         """
         passes = tuning.Passing(at, memory, progress)
-        asked = tuning.check_settings(
+        settings = tuning.check_settings(
             self.state, method, parameters, train, validation, grid, steps, tolerance, limits, predict, passes
         )
-        return Laplace(tune(self.state, asked, start))
+        return Laplace(tune(self.state, settings, start))
 
     @entry_point
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
@@ -680,8 +680,8 @@ class Laplace:
             >>> la.to("cpu").weights.device
             device(type='cpu')
         """
-        own = self.model if model is None else unwrap(model)
-        return Laplace(move(self.state, device_named(device), own))
+        network = self.model if model is None else unwrap(model)
+        return Laplace(move(self.state, device_named(device), network))
 
     @entry_point
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -13,7 +13,7 @@ from peewit.metrics import bootstrap as boot
 from peewit.metrics.bootstrap import MetricDraws, Ranking, Resampling, estimate
 from peewit.metrics.calibration import _area, _gaps, _risks, adaptive, classwise, equal_mass, equal_width
 from peewit.metrics.detection import _area as detection_area
-from peewit.metrics.detection import _average_precision, _false_alarms, _grouped, detection
+from peewit.metrics.detection import _average_precision, _false_alarms, _sum_by_group, detection
 from peewit.metrics.positions import Positions
 from peewit.metrics.regression import _deviation
 
@@ -78,7 +78,7 @@ def test_binned_and_ranked_metrics_of_every_set() -> None:
 def test_detection_of_every_set() -> None:
     known, unknown = torch.randn(30).round(decimals=1), torch.randn(20).round(decimals=1) + 0.5
     sets = Resampling(30, R, 0), Resampling(20, R, 1)
-    counts = _grouped(Ranking.of(torch.cat([known, unknown])), *sets)
+    counts = _sum_by_group(Ranking.of(torch.cat([known, unknown])), *sets)
     for number, (left, right) in enumerate(zip(lists(sets[0]), lists(sets[1]), strict=True)):
         own = known[left], unknown[right]
         assert float(detection_area(*counts)[number]) == pytest.approx(auroc(*own))
@@ -149,9 +149,9 @@ def test_rankings_group_neighbours_where_there_are_many() -> None:
     values = torch.randn(5000).double()
     found = Ranking.of(values, 100)
     assert not found.exact and 90 <= found.groups <= 100
-    assert bool((found.first[found.place] <= values).all()) and bool((values <= found.last[found.place]).all())
+    assert bool((found.first[found.group] <= values).all()) and bool((values <= found.last[found.group]).all())
     assert bool((found.first[1:] > found.last[:-1]).all())
-    assert torch.bincount(found.place).max() <= 60
+    assert torch.bincount(found.group).max() <= 60
     alone = Ranking.of(values)
     assert alone.groups <= 2048
     assert Ranking.of(torch.zeros(10)).groups == 1

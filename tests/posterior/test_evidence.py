@@ -176,9 +176,9 @@ def test_priors_of_rows_times_columns_are_exact(name: str, structure: str) -> No
     for key, spectrum in la.state.curvature.blocks.items():
         flat = spectrum.layout.to_flat(factors[key][0] * factors[key][1])
         own = (flat,) if spectrum.weight is None else part_ways(flat, spectrum.weight)
-        pieces |= {la.space.place(part).start: value for part, value in zip(key, own, strict=True)}
+        pieces |= {la.space.slice_of(part).start: value for part, value in zip(key, own, strict=True)}
     for part in la.state.curvature.others:
-        pieces[la.space.place(part).start] = torch.full((part.stop - part.start,), 0.8, dtype=torch.float64)
+        pieces[la.space.slice_of(part).start] = torch.full((part.stop - part.start,), 0.8, dtype=torch.float64)
     delta = torch.cat([pieces[start] for start in sorted(pieces)])
     matrix = curvature_of(la) + torch.diag(delta.detach())
     covariance = torch.linalg.inv(matrix)

@@ -119,7 +119,7 @@ def relative(left: Tensor, right: Tensor) -> float:
 def own_bases(la: pw.Laplace, places: Tensor, index: Tensor) -> tuple[Tensor, Tensor] | None:
     """Our eigenvectors for the weights at `places` (O, I): eigenvectors of equal eigenvalues are not unique."""
     for key, spectrum in la.state.curvature.blocks.items():
-        flat = [index[la.space.place(part)] for part in key]
+        flat = [index[la.space.slice_of(part)] for part in key]
         joined = flat[0] if len(flat) == 1 else join(flat[0], flat[1], spectrum.weight)
         for group, own in enumerate(spectrum.layout.to_matrix(joined)):
             sides = [

@@ -73,11 +73,11 @@ def test_kronecker_factors(name: str, approx: str) -> None:
         space = make_space(case.model, case.names)
         total = torch.zeros((), dtype=torch.float64, device=DEVICE)
         for (key, flipped), factors in sums.factors.items():
-            matrix = sums.layouts[key].to_matrix(moved(v)[space.place(key[0])])
+            matrix = sums.layouts[key].to_matrix(moved(v)[space.slice_of(key[0])])
             matrix = matrix.mT if flipped else matrix
             total = total + (matrix * (factors.gradients @ matrix @ (factors.inputs / factors.count))).sum()
         for part, value in sums.others.items():
-            own = moved(v)[space.place(part)]
+            own = moved(v)[space.slice_of(part)]
             total = total + (own @ value @ own if value.dim() == 2 else (own.square() * value).sum())
         return total
 

@@ -74,8 +74,8 @@ def words(text: str | None) -> list[str] | None:
 
 # In the order of help pages.
 SHARED = {
-    each.name: each
-    for each in (
+    shared.name: shared
+    for shared in (
         option(
             "posterior", Path, "--posterior", "-p", help="Posterior that `peewit fit` wrote.", panel=RUN,
             convert=path_text,

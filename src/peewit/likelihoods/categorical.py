@@ -216,8 +216,8 @@ class Categorical(Likelihood):
         p = f.softmax(-1)
         columns = range(self.rank(f.shape[-1]))[probes]
         sums = torch.nn.functional.pad(p.flip(-1).cumsum(-1).flip(-1), (0, 1))
-        here, after = sums[..., columns.start : columns.stop], sums[..., columns.start + 1 : columns.stop + 1]
-        diagonal = (p[..., columns.start : columns.stop] / torch.where(here > 0, here, 1.0) * after).sqrt()
+        upper, after = sums[..., columns.start : columns.stop], sums[..., columns.start + 1 : columns.stop + 1]
+        diagonal = (p[..., columns.start : columns.stop] / torch.where(upper > 0, upper, 1.0) * after).sqrt()
         rows = torch.arange(f.shape[-1], device=f.device)[:, None]
         places = torch.arange(columns.start, columns.stop, device=f.device)
         below = torch.where(rows > places, p[..., :, None], 0.0) / torch.where(after > 0, after, 1.0)[..., None, :]

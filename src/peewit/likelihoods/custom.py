@@ -84,13 +84,13 @@ class Custom(Likelihood):
         """(N, 1, ...): the one position."""
         return y.unsqueeze(1)
 
-    def _own(self, f: Tensor) -> Tensor:
+    def _restore(self, f: Tensor) -> Tensor:
         """(N, 1, F) -> (N, *shape)."""
         return f.reshape(f.shape[0], *(f.shape[2:] if self.shape is None else self.shape))
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
         """(N,)."""
-        energy: Any = self.energy_function(self._own(f), y[:, 0])
+        energy: Any = self.energy_function(self._restore(f), y[:, 0])
         if not isinstance(energy, Tensor) or energy.shape != (f.shape[0],):
             what = tuple(energy.shape) if isinstance(energy, Tensor) else type(energy).__name__
             raise PeewitError(
@@ -114,12 +114,12 @@ class Custom(Likelihood):
                 return f.new_zeros(*f.shape, f.shape[-1])  # linear in the outputs
             rows = [
                 torch.autograd.grad(
-                    gradient[..., place].sum(), variable, retain_graph=True, create_graph=True, materialize_grads=True
+                    gradient[..., output].sum(), variable, retain_graph=True, create_graph=True, materialize_grads=True
                 )[0]
-                for place in range(f.shape[-1])
+                for output in range(f.shape[-1])
             ]
-        made = torch.stack(rows, -2)
-        return made if f.requires_grad else made.detach()
+        hessian = torch.stack(rows, -2)
+        return hessian if f.requires_grad else hessian.detach()
 
     def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
         """Of the Hessian; negative eigenvalues are dropped, with a warning."""
@@ -147,7 +147,7 @@ class Custom(Likelihood):
             )
         uniform = draws.uniform(f.shape[-1])[:, 0].to(f.dtype)
         small = torch.finfo(f.dtype).eps / 2
-        drawn = self.sample(self._own(f.detach()), uniform.clamp(small, 1 - small))  # neither 0 nor 1 by rounding
+        drawn = self.sample(self._restore(f.detach()), uniform.clamp(small, 1 - small))  # neither 0 nor 1 by rounding
         return score(self, f, drawn.unsqueeze(1), create_graph)
 
     def scalars(self, y: Tensor) -> Tensor:

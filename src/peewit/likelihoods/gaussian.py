@@ -84,9 +84,9 @@ class Gaussian(WithNoise):
 
     def with_noise(self, noise: float | Tensor) -> Gaussian:
         """Another noise; one number is the common factor where each output has its own."""
-        value, own = as_noise(noise, "with_noise"), self._values()
-        if value.numel() == 1 and own.numel() > 1:
-            value = value.reshape(()).to(own) * own / self.factor
+        value, values = as_noise(noise, "with_noise"), self._values()
+        if value.numel() == 1 and values.numel() > 1:
+            value = value.reshape(()).to(values) * values / self.factor
         return replace(self, noise=value if value.numel() > 1 else float(value))
 
     def same_ratios(self, other: Likelihood) -> bool:
@@ -98,10 +98,10 @@ class Gaussian(WithNoise):
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """Targets have exactly the outputs' shape: nothing is broadcast."""
         form = super().form(f, y, like)
-        given = 1 if isinstance(self.noise, str) else self._values().numel()
-        if given not in (1, form.outputs):
+        number = 1 if isinstance(self.noise, str) else self._values().numel()
+        if number not in (1, form.outputs):
             raise PeewitError(
-                f"Gaussian(noise=...) has {given} numbers, and the network {form.outputs} outputs; expected one "
+                f"Gaussian(noise=...) has {number} numbers, and the network {form.outputs} outputs; expected one "
                 "number, or one per output."
             )
         return form

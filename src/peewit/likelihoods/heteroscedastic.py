@@ -96,8 +96,8 @@ class HeteroscedasticGaussian(WithNatural):
         assert axis is not None
         if y.dim() == dims:  # one target without an axis
             y = y.unsqueeze(axis + 1)
-        own = Form(axis, tuple(y.shape[1:]))
-        return own.flatten(y)
+        target_form = Form(axis, tuple(y.shape[1:]))
+        return target_form.flatten(y)
 
     def natural(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """(..., 2K) -> eta1 and eta2, (..., K) each."""

@@ -38,7 +38,7 @@ class Labelled:
 
     def wrong(self) -> InExample:
         """The first target that is not valid."""
-        first = next(place for place in range(len(self.y)) if not bool(self.some(slice(place, place + 1)).valid()))
+        first = next(number for number in range(len(self.y)) if not bool(self.some(slice(number, number + 1)).valid()))
         return InExample(first, self.likelihood.complaint(self.y, self.form))
 
     def check(self, numbered: bool = True) -> Labelled:

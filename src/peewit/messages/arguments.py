@@ -45,11 +45,11 @@ def refuse_arrays(value: Any, what: str) -> None:
             "numbers in float64 to the network's dtype."
         )
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            refuse_arrays(each, f"{what}[{key!r}]")
+        for key, item in value.items():
+            refuse_arrays(item, f"{what}[{key!r}]")
     elif isinstance(value, list | tuple):
-        for place, each in enumerate(value):
-            refuse_arrays(each, f"{what}[{place}]")
+        for number, item in enumerate(value):
+            refuse_arrays(item, f"{what}[{number}]")
 
 
 def refuse_inputs(x: Any) -> None:

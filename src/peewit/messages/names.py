@@ -76,19 +76,19 @@ def unknown(name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> st
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5, elsewhere: Mapping[str, str] = NOWHERE) -> str:
     """A question after the name that was meant, or where to find it; empty where none is near."""
-    every, given = list(known), str(name).lower()
-    prefix, dot, last = given.rpartition(".")  # settings have the name of their table before theirs
+    names, spelling = list(known), str(name).lower()
+    prefix, dot, last = spelling.rpartition(".")  # settings have the name of their table before theirs
     others = OTHERS.get(last, ())
-    found = [prefix + dot + each for each in ((others,) if isinstance(others, str) else others)]
-    found = [repr(each) for each in found if each in every]
-    if found:
-        return f"did you mean {' or '.join(found)}? "
+    suggestions = [prefix + dot + known_name for known_name in ((others,) if isinstance(others, str) else others)]
+    suggestions = [repr(known_name) for known_name in suggestions if known_name in names]
+    if suggestions:
+        return f"did you mean {' or '.join(suggestions)}? "
     if name in elsewhere:
         return f"{elsewhere[name]}. "
     # A longer name for the same thing: prior_precision, link_approx.
-    parts = [each for each in every if len(each) > 3 and each in given.split("_")]
-    same = [each for each in every if each.lower() == given]
-    near = same or parts or difflib.get_close_matches(given, every, n=1, cutoff=cutoff)
+    parts = [known_name for known_name in names if len(known_name) > 3 and known_name in spelling.split("_")]
+    same = [known_name for known_name in names if known_name.lower() == spelling]
+    near = same or parts or difflib.get_close_matches(spelling, names, n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}? " if near else ""
 
 
@@ -142,18 +142,18 @@ LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
 def named(value: Any, names: Mapping[Any, Callable[[], Any]], what: str, kind: type | str) -> Any:
     """A value, or the one that a name stands for; all of them are of some kind, or have some method."""
     if not isinstance(value, str):
-        made = value() if isinstance(value, type) else value
-        if not (isinstance(made, kind) if isinstance(kind, type) else hasattr(made, kind)):
-            hint = f" Did you mean {LOSSES[type(made)]!r}?" if type(made) in LOSSES else ""
-            own = (
+        instance = value() if isinstance(value, type) else value
+        if not (isinstance(instance, kind) if isinstance(kind, type) else hasattr(instance, kind)):
+            hint = f" Did you mean {LOSSES[type(instance)]!r}?" if type(instance) in LOSSES else ""
+            base = (
                 f" or of a subclass of {kind.__module__.rpartition('.')[0]}.{kind.__name__}"
                 if isinstance(kind, type)
                 else ""
             )
             raise ArgumentTypeError(
-                f"{what} is a {type(made).__name__}; expected one of the names {', '.join(names)}, or a value of "
-                f"peewit's own kinds{own}.{hint}"
+                f"{what} is a {type(instance).__name__}; expected one of the names {', '.join(names)}, or a value of "
+                f"peewit's own kinds{base}.{hint}"
             )
-        return made
+        return instance
     check_name(value, names, what)
     return names[value]()

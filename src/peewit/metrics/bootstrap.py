@@ -22,10 +22,10 @@ AT_ONCE = 1 << 22  # counts that are used at a time
 GROUPS = 2048  # of equal or neighbouring values, which metrics of a ranking are made of
 
 
-def sums_by(place: Tensor, values: Tensor, groups: int) -> Tensor:
+def sums_by(group: Tensor, values: Tensor, groups: int) -> Tensor:
     """(P,) places below `groups` and (P, ...) values -> (groups, ...): the values of each place summed."""
     sums = torch.zeros(groups, *values.shape[1:], dtype=torch.float64, device="cpu")
-    return sums.index_add_(0, place, values.double())
+    return sums.index_add_(0, group, values.double())
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ class Resampling:
         finite = torch.isfinite(values)
         return torch.cat([_total(values, counts, finite) for counts in self._sets()])
 
-    def grouped(self, place: Tensor, owner: Tensor, values: Tensor | None, groups: int) -> Tensor:
+    def sum_by_group(self, group: Tensor, owner: Tensor, values: Tensor | None, groups: int) -> Tensor:
         """(1 + R, groups): P values (or ones) of examples `owner` summed by their places."""
         rows = []
         for counts in self._sets():
             weighted = counts[owner] if values is None else counts[owner] * values.double()[:, None]
-            rows.append(sums_by(place, weighted, groups).T)
+            rows.append(sums_by(group, weighted, groups).T)
         return torch.cat(rows)
 
     def _sets(self) -> Iterator[Tensor]:
         """(N, r): how often every set has every example; first the data themselves."""
         yield torch.ones(self.examples, 1, dtype=torch.float64, device="cpu")
-        for counts in self._drawn() if self._kept is None else self._kept:
+        for counts in self._draw() if self._kept is None else self._kept:
             yield counts.double()
 
     @property
@@ -62,9 +62,9 @@ class Resampling:
 
     @cached_property
     def _kept(self) -> list[Tensor] | None:
-        return list(self._drawn()) if self.draws * self.examples <= KEPT else None
+        return list(self._draw()) if self.draws * self.examples <= KEPT else None
 
-    def _drawn(self) -> Iterator[Tensor]:
+    def _draw(self) -> Iterator[Tensor]:
         """(N, r) bytes, the same every time: a count above 255 has a probability below 1e-500."""
         generator = torch.Generator("cpu").manual_seed(self.seed)
         for start in range(0, self.draws, self._step):
@@ -130,7 +130,7 @@ def estimate(rows: Tensor, value: float | None = None) -> Estimate:
 class Ranking:
     """Values in rising groups of equal ones, or of neighbouring ones where there are more than `GROUPS` of them."""
 
-    place: Tensor  # (P,)
+    group: Tensor  # (P,)
     first: Tensor  # (G,): the least value of a group
     last: Tensor  # (G,)
     exact: bool
@@ -138,14 +138,16 @@ class Ranking:
     @staticmethod
     def of(values: Tensor, most: int = GROUPS) -> Ranking:
         """(P,) values."""
-        distinct, place, counts = values.unique(sorted=True, return_inverse=True, return_counts=True)
+        distinct, distinct_of_value, counts = values.unique(sorted=True, return_inverse=True, return_counts=True)
         if len(distinct) <= most:
-            return Ranking(place, distinct, distinct, True)
-        group = ((counts.cumsum(0) - counts) * most).div(len(values), rounding_mode="floor")
-        _, group = group.unique(return_inverse=True)
-        starts = torch.cat([torch.ones(1, dtype=torch.bool, device="cpu"), group[1:] != group[:-1]])
+            return Ranking(distinct_of_value, distinct, distinct, True)
+        group_of_distinct = ((counts.cumsum(0) - counts) * most).div(len(values), rounding_mode="floor")
+        _, group_of_distinct = group_of_distinct.unique(return_inverse=True)
+        starts = torch.cat(
+            [torch.ones(1, dtype=torch.bool, device="cpu"), group_of_distinct[1:] != group_of_distinct[:-1]]
+        )
         ends = torch.cat([starts[1:], torch.ones(1, dtype=torch.bool, device="cpu")])
-        return Ranking(group[place], distinct[starts], distinct[ends], False)
+        return Ranking(group_of_distinct[distinct_of_value], distinct[starts], distinct[ends], False)
 
     @property
     def groups(self) -> int:

@@ -28,9 +28,9 @@ def equal_width(confidence: Tensor, bins: int) -> Tensor:
 
 def equal_mass(confidence: Tensor, bins: int) -> Tensor:
     """(P,): bins of equally many confidences, in their order; equal ones stay together."""
-    _, place, counts = confidence.unique(sorted=True, return_inverse=True, return_counts=True)
+    _, distinct_of_value, counts = confidence.unique(sorted=True, return_inverse=True, return_counts=True)
     before = counts.cumsum(0) - counts
-    return torch.div(before * bins, len(confidence), rounding_mode="floor")[place]
+    return torch.div(before * bins, len(confidence), rounding_mode="floor")[distinct_of_value]
 
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
@@ -61,8 +61,8 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
 
 def reliability_of(confidence: Tensor, correct: Tensor, bins: int = BINS) -> Reliability:
     """(P,), (P,)."""
-    place = equal_width(confidence, bins)
-    sums = sums_by(place, torch.stack([confidence, correct, torch.ones_like(confidence)], -1), bins)
+    bin_numbers = equal_width(confidence, bins)
+    sums = sums_by(bin_numbers, torch.stack([confidence, correct, torch.ones_like(confidence)], -1), bins)
     means = sums[:, :2] / sums[:, 2:].clamp(min=1)
     edges = tuple(number / bins for number in range(bins + 1))
     count = tuple(int(number) for number in sums[:, 2].tolist())
@@ -202,8 +202,8 @@ def _positions(probs: Tensor, labels: Tensor, bins: int) -> Positions:
 
 def width_errors(positions: Positions, drawn: Resampling, bins: int = BINS) -> tuple[MetricDraws, MetricDraws]:
     """ECE and MCE."""
-    place = equal_width(positions["confidence"], bins)
-    gaps, counts = _gaps(positions, drawn, place, bins)
+    bin_numbers = equal_width(positions["confidence"], bins)
+    gaps, counts = _gaps(positions, drawn, bin_numbers, bins)
     ece = gaps.abs().sum(-1) / counts.sum(-1)
     return MetricDraws.of(ece), MetricDraws.of((gaps.abs() / counts.clamp(min=1)).amax(-1))
 
@@ -214,9 +214,9 @@ def adaptive(positions: Positions, drawn: Resampling, bins: int = BINS) -> Metri
     return MetricDraws.of(gaps.abs().sum(-1) / counts.sum(-1))
 
 
-def _gaps(positions: Positions, drawn: Resampling, place: Tensor, bins: int) -> tuple[Tensor, Tensor]:
+def _gaps(positions: Positions, drawn: Resampling, bin_numbers: Tensor, bins: int) -> tuple[Tensor, Tensor]:
     """(1 + R, bins) twice: gaps, and how many there are."""
-    cell = positions.owner * bins + place
+    cell = positions.owner * bins + bin_numbers
     excess = positions["confidence"] - positions["correct"]
     parts = torch.stack([excess, torch.ones_like(excess)], -1)
     sums = drawn.sums(sums_by(cell, parts, positions.examples * bins).reshape(positions.examples, 2 * bins))
@@ -264,8 +264,8 @@ def risk_area(positions: Positions, drawn: Resampling) -> MetricDraws:
 
 def _risks(positions: Positions, ranking: Ranking, risk: Tensor, drawn: Resampling) -> tuple[Tensor, Tensor]:
     """(1 + R, G) twice: how many there are in every group, and their summed risk."""
-    counts = drawn.grouped(ranking.place, positions.owner, None, ranking.groups)
-    return counts, drawn.grouped(ranking.place, positions.owner, risk, ranking.groups)
+    counts = drawn.sum_by_group(ranking.group, positions.owner, None, ranking.groups)
+    return counts, drawn.sum_by_group(ranking.group, positions.owner, risk, ranking.groups)
 
 
 def _area(counts: Tensor, risks: Tensor) -> Tensor:
@@ -284,8 +284,8 @@ def _area(counts: Tensor, risks: Tensor) -> Tensor:
 def risk_coverage(positions: Positions) -> Curve:
     """Mean risk of the share x of the positions that have least doubt, at 200 shares up to all."""
     doubt, risk = doubt_and_risk(positions)
-    _, place, counts = doubt.unique(sorted=True, return_inverse=True, return_counts=True)
-    spread = (sums_by(place, risk, len(counts)) / counts)[place[doubt.argsort()]]
+    _, distinct_of_value, counts = doubt.unique(sorted=True, return_inverse=True, return_counts=True)
+    spread = (sums_by(distinct_of_value, risk, len(counts)) / counts)[distinct_of_value[doubt.argsort()]]
     number = torch.arange(1, len(doubt) + 1, dtype=torch.float64, device="cpu")
     means = spread.cumsum(0) / number
     points = torch.linspace(0, len(doubt) - 1, min(POINTS, len(doubt)), dtype=torch.float64, device="cpu")

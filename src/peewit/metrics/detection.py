@@ -103,15 +103,15 @@ def _counts(known: Tensor, unknown: Tensor) -> tuple[Tensor, Tensor]:
     """(1, G) twice: known and unknown inputs by distinct score."""
     both = [scores.cpu() for scores in check_scores(known, unknown)]
     ranking = Ranking.of(torch.cat(both), len(both[0]) + len(both[1]))
-    return _grouped(ranking, one_set(len(both[0])), one_set(len(both[1])))
+    return _sum_by_group(ranking, one_set(len(both[0])), one_set(len(both[1])))
 
 
-def _grouped(ranking: Ranking, known: Resampling, unknown: Resampling) -> tuple[Tensor, Tensor]:
+def _sum_by_group(ranking: Ranking, known: Resampling, unknown: Resampling) -> tuple[Tensor, Tensor]:
     """(1 + R, G) twice."""
-    places = ranking.place[: known.examples], ranking.place[known.examples :]
+    places = ranking.group[: known.examples], ranking.group[known.examples :]
     first, second = (
-        drawn.grouped(place, torch.arange(drawn.examples, device="cpu"), None, ranking.groups)
-        for drawn, place in zip((known, unknown), places, strict=True)
+        drawn.sum_by_group(group, torch.arange(drawn.examples, device="cpu"), None, ranking.groups)
+        for drawn, group in zip((known, unknown), places, strict=True)
     )
     return first, second
 
@@ -120,7 +120,7 @@ def detection(known: Tensor, unknown: Tensor, drawn: tuple[Resampling, Resamplin
     """The three metrics with intervals from drawing both sets anew; beyond 2,048 scores these are of grouped ones."""
     known, unknown = (scores.cpu() for scores in check_scores(known, unknown))
     ranking = Ranking.of(torch.cat([known, unknown]))
-    counts = _grouped(ranking, *drawn)
+    counts = _sum_by_group(ranking, *drawn)
     return Detection(
         estimate(_area(*counts), auroc(known, unknown)),
         estimate(_average_precision(*counts), aupr(known, unknown)),

@@ -20,7 +20,7 @@ UNENDING = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 def to_text(value: Any, version: int) -> str:
     """A dataclass as JSON that every reader takes: numbers that are not finite become words."""
-    return json.dumps({"format": version, **_encoded(value)}, allow_nan=False)
+    return json.dumps({"format": version, **_encode(value)}, allow_nan=False)
 
 
 def from_text(cls: type[Value], text: str, version: int) -> Value:
@@ -38,44 +38,44 @@ def from_text(cls: type[Value], text: str, version: int) -> Value:
             "the version that wrote it, or write it again."
         )
     try:
-        made: Value = _decoded(content, cls)
+        value: Value = _decode(content, cls)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PeewitError(f"This does not hold what it should ({error!r}); expected {what}.") from None
-    return made
+    return value
 
 
-def _encoded(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if is_dataclass(value):
-        return {field.name: _encoded(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _encode(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _encoded(each) for key, each in value.items()}
+        return {str(key): _encode(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_encoded(each) for each in value]
+        return [_encode(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
 
 
-def _decoded(value: Any, kind: Any) -> Any:
+def _decode(value: Any, kind: Any) -> Any:
     """A JSON value as the type that a field has."""
     origin, inner = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        made: Any = kind
+        build: Any = kind
         later = {field.name for field in fields(kind) if field.default_factory is not MISSING}  # may not be there yet
-        there = {name: each for name, each in hints.items() if name in value or name not in later}
-        return made(**{name: _decoded(value[name], each) for name, each in there.items()})
+        present = {name: hint for name, hint in hints.items() if name in value or name not in later}
+        return build(**{name: _decode(value[name], hint) for name, hint in present.items()})
     if kind is Any:
         return _anything(value)
     if origin in (Union, types.UnionType):
         if value is None:
             return None
-        rest = [each for each in inner if each is not types.NoneType]
-        return _decoded(value, float if float in rest and not isinstance(value, int) else rest[0])
+        rest = [hint for hint in inner if hint is not types.NoneType]
+        return _decode(value, float if float in rest and not isinstance(value, int) else rest[0])
     if origin is tuple:
-        return tuple(_decoded(each, inner[0]) for each in value)
+        return tuple(_decode(hint, inner[0]) for hint in value)
     if origin is dict:
-        return {key: _decoded(each, inner[1]) for key, each in value.items()}
+        return {key: _decode(hint, inner[1]) for key, hint in value.items()}
     if kind is float:
         return UNENDING[value] if isinstance(value, str) else float(value)
     if value not in inner if origin is Literal else not isinstance(value, kind):

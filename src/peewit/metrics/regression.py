@@ -122,8 +122,8 @@ def covered_share(positions: Positions, drawn: Resampling, level: float) -> Metr
 
 def pit_shares(pit: Tensor, bins: int = PIT_BINS) -> tuple[float, ...]:
     """The share of the transforms (P,) in each of some bins of equal width; all alike where the prediction is right."""
-    place = (pit * bins).long().clamp(0, bins - 1)
-    return tuple((torch.bincount(place, minlength=bins).double() / len(pit)).tolist())
+    bin_numbers = (pit * bins).long().clamp(0, bins - 1)
+    return tuple((torch.bincount(bin_numbers, minlength=bins).double() / len(pit)).tolist())
 
 
 def pit_deviation(positions: Positions, drawn: Resampling) -> MetricDraws:
@@ -138,7 +138,7 @@ def pit_deviation(positions: Positions, drawn: Resampling) -> MetricDraws:
 
 def _deviation(positions: Positions, ranking: Ranking, drawn: Resampling) -> Tensor:
     """(1 + R,)."""
-    counts = drawn.grouped(ranking.place, positions.owner, None, ranking.groups)
+    counts = drawn.sum_by_group(ranking.group, positions.owner, None, ranking.groups)
     after = counts.cumsum(-1)
     total = after[:, -1:]
     above = (after / total - ranking.last).amax(-1)

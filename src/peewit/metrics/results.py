@@ -200,7 +200,9 @@ class Results:
 
     def __getitem__(self, name: str) -> MethodScores:
         """The scores of a method by its name."""
-        for each in self.methods:
-            if each.name == name:
-                return each
-        raise KeyError(f"{name!r} is no method of this report; it has {', '.join(each.name for each in self.methods)}.")
+        for method in self.methods:
+            if method.name == name:
+                return method
+        raise KeyError(
+            f"{name!r} is no method of this report; it has {', '.join(method.name for method in self.methods)}."
+        )

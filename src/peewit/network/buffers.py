@@ -43,7 +43,9 @@ class Buffers:
         """As they are now."""
         values = dict(module._buffers)
         copies = [
-            BufferCopy(each, each._version, each.detach().clone()) for each in values.values() if each is not None
+            BufferCopy(buffer, buffer._version, buffer.detach().clone())
+            for buffer in values.values()
+            if buffer is not None
         ]
         return Buffers(module, values, copies, Attributes.of(module))
 

@@ -57,18 +57,20 @@ def explain_failure(
 
 def _explain_dtype(model: nn.Module, inputs: Inputs, error: Exception) -> ArgumentTypeError | None:
     """The error where the network would take these inputs in another dtype."""
-    weights = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
+    weights = next(
+        (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), torch.float32
+    )
     changes: tuple[Callable[[Tensor], Tensor], ...] = (
         lambda tensor: tensor.to(weights) if tensor.is_floating_point() else tensor,
         lambda tensor: tensor.to(weights),
         lambda tensor: tensor.long() if tensor.is_floating_point() else tensor,
     )
-    given = [tensor.dtype for tensor in tensors(inputs)]
+    dtypes_before = [tensor.dtype for tensor in tensors(inputs)]
     for change in changes:
         converted = map_tensors(change, inputs)
         wanted = [tensor.dtype for tensor in tensors(converted)]
-        if wanted != given and failure(model, converted) is None:
-            old, new = (", ".join(map(str, dtypes)) for dtypes in (given, wanted))
+        if wanted != dtypes_before and failure(model, converted) is None:
+            old, new = (", ".join(map(str, dtypes)) for dtypes in (dtypes_before, wanted))
             return ArgumentTypeError(
                 f"Inputs have dtype {old}, which the network does not take ({first_line(error)}); its weights are "
                 f"{weights}. Convert the inputs to {new}, by x.to({new.partition(',')[0]})."
@@ -102,12 +104,12 @@ def refuse_axes(x: Inputs, fitted: Sequence[Any]) -> None:
 
     Lengths may differ: convolutions and sequences take any.
     """
-    given = [tensor.dim() - 1 for tensor in tensors(x)]
+    axes_of_x = [tensor.dim() - 1 for tensor in tensors(x)]
     known = [[len(shape) for *_, shape in signature] for signature in fitted]
-    known = [axes for axes in known if len(axes) == len(given)]
-    if not known or given in known:
+    known = [axes for axes in known if len(axes) == len(axes_of_x)]
+    if not known or axes_of_x in known:
         return
-    single = all(few + 1 == many for few, many in zip(given, known[0], strict=True))
+    single = all(few + 1 == many for few, many in zip(axes_of_x, known[0], strict=True))
     hint = " A single example goes in as x[None]." if single else ""
     raise PeewitError(
         f"x is {shown(x)}, and the network was fitted on inputs of shape {describe_shapes(fitted)}; expected as many "

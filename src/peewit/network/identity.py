@@ -18,7 +18,7 @@ def _sums(tensors: list[Tensor]) -> Tensor:
     """(chunks, 2): sums of all values, and sums weighted by position, which change with signs and order too."""
     sums = []
     for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
-        flat = torch.cat([each.detach().flatten() for each in tensors if (each.dtype, each.device) == kind])
+        flat = torch.cat([tensor.detach().flatten() for tensor in tensors if (tensor.dtype, tensor.device) == kind])
         for piece in flat.split(CHUNK):
             wide = piece.double()
             positions = torch.arange(1, len(wide) + 1, dtype=wide.dtype, device=wide.device)

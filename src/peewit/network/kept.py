@@ -96,7 +96,7 @@ def kept_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def copy_small(tensors: list[Tensor]) -> list[Tensor]:
     """Copies of small tensors; none of what a transform made, which nobody can read after it."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return [each.detach().clone() for each in tensors if not wrapped(each) and each.numel() <= REMEMBERED]
+    return [tensor.detach().clone() for tensor in tensors if not wrapped(tensor) and tensor.numel() <= REMEMBERED]
 
 
 def count_writes(module: nn.Module) -> int:

@@ -35,9 +35,9 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
 
 def tensors(value: Any) -> list[Tensor]:
     """All tensors in nested tuples, lists and mappings."""
-    found: list[Tensor] = []
-    map_tensors(found.append, value)
-    return found
+    leaves: list[Tensor] = []
+    map_tensors(leaves.append, value)
+    return leaves
 
 
 def count(inputs: Inputs) -> int:

@@ -74,15 +74,15 @@ class Coverage:
 
 def describe_invariances(sets: Iterable[tuple[str, ...]], straddling: Iterable[tuple[str, ...]]) -> dict[str, str]:
     """By parameter: that its scale does not matter, together with which others."""
-    made = {}
+    words_by_name = {}
     shared = set(straddling)
-    for own in sets:
-        for name in own:
-            others = [each for each in own if each != name]
+    for invariant_set in sets:
+        for name in invariant_set:
+            others = [each for each in invariant_set if each != name]
             words = f" with {', '.join(others[:2])}" + (f" and {len(others) - 2} more" if len(others) > 2 else "")
-            note = ", but its precision is shared with others" if own in shared else ""
-            made[name] = "invariant" + (words if others else "") + note
-    return made
+            note = ", but its precision is shared with others" if invariant_set in shared else ""
+            words_by_name[name] = "invariant" + (words if others else "") + note
+    return words_by_name
 
 
 def coverage_of(la: PosteriorState) -> Coverage:

@@ -39,15 +39,15 @@ def noise_precision_at(likelihood: Likelihood, noise: float | Tensor | None) -> 
 
 def data_weight(noise_precision: Tensor, degree: int, temperature: float, like: Tensor) -> Tensor:
     """(): what multiplies H, `noise_precision^degree / T`, if the weights' dtype can hold it."""
-    made = noise_precision.pow(degree) / temperature
-    narrow = made.detach().to(like.dtype)
+    weight = noise_precision.pow(degree) / temperature
+    narrow = weight.detach().to(like.dtype)
     if not bool(torch.isfinite(narrow)) or not bool(narrow > 0):
         raise PeewitError(
             f"The noise {float(noise_precision.detach()) ** -0.5:.3g} multiplies the curvature by "
-            f"{float(made.detach()):.3g}, outside the range of {like.dtype}; use another noise, "
+            f"{float(weight.detach()):.3g}, outside the range of {like.dtype}; use another noise, "
             "rescale the targets, or use a network in float64."
         )
-    return made.to(like.device)
+    return weight.to(like.device)
 
 
 def shared_numbers(curvature: Curvature, prior: Prior, space: Space, device: torch.device) -> Tensor | None:
@@ -119,9 +119,9 @@ class EvidenceProblem:
         """(groups,): `gamma_g = P_g - sum_{i in g} delta_i Sigma_ii`."""
         noise_precision = noise_precision_at(self.likelihood, noise).to(self.weights.device)
         if not self.curvature.elementwise:
-            found = self._shares(prior, self.data_weight(noise_precision).detach())
-            if found is not None:
-                return sum_by_group(found, prior, self.space)
+            shares = self._shares(prior, self.data_weight(noise_precision).detach())
+            if shares is not None:
+                return sum_by_group(shares, prior, self.space)
         delta = prior.delta(self.space, self.weights).detach().double()
         # `1 - delta Sigma` cancels for all weights that the data do not determine: millions, in float32, add up.
         variance = in_float64(self.curvature).precision(delta, self.data_weight(noise_precision).detach()).variance()

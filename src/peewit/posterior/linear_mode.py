@@ -71,8 +71,8 @@ class LinearMode:
     def under(self, prior: Prior, noise_precision: float, temperature: float, space: Space) -> bool:
         """Whether the mode belongs to this prior, noise and temperature, to rounding."""
         numbers = torch.tensor([self.noise_precision, self.temperature], dtype=torch.float64, device="cpu")
-        asked = torch.tensor([noise_precision, temperature], dtype=torch.float64, device="cpu")
-        if not torch.allclose(numbers, asked, rtol=1e-5, atol=0.0):
+        others = torch.tensor([noise_precision, temperature], dtype=torch.float64, device="cpu")
+        if not torch.allclose(numbers, others, rtol=1e-5, atol=0.0):
             return False
         if prior is self.prior:
             return True

@@ -64,8 +64,8 @@ class Network:
         device = self.model.get_parameter(self.space.names[0]).device
 
         def move(tensor: Tensor) -> Tensor:
-            there = tensor.to(device)
-            return there.clone() if there.is_inference() else there
+            on_device = tensor.to(device)
+            return on_device.clone() if on_device.is_inference() else on_device
 
         refuse_inputs(x)
         refuse_axes(x, list(self.knowledge.costs))
@@ -143,8 +143,8 @@ def network_of(state: PosteriorState, memory: float | None, progress: bool = Fal
             "The network's weights or buffers, their dtype or device are no longer those it was fitted with; "
             "fit again, or restore them."
         )
-    own = state.budget
-    limit = own if memory is None else budget(memory, state.weights.device, own.arithmetic)
+    stored = state.budget
+    limit = stored if memory is None else budget(memory, state.weights.device, stored.arithmetic)
     if state.arithmetic == "auto" and ill_conditioned(state):
         limit = replace(limit, arithmetic=as_arithmetic("float32"))
     return Network(

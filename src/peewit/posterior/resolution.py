@@ -54,12 +54,12 @@ class RoundingShare:
 def worst_rounding(la: PosteriorState) -> RoundingShare | None:
     """The block whose rounding is the most beside its prior."""
     dtypes = [torch.promote_types(la.model.get_parameter(name).dtype, torch.float32) for name in la.space.names]
-    own = NETWORK[max(dtypes, key=lambda dtype: NETWORK[dtype])]
-    found = [
-        RoundingShare(peak.parts[0].name, condition * max(SUMS[peak.dtype], own), SUMS[peak.dtype] > own)
+    precision = NETWORK[max(dtypes, key=lambda dtype: NETWORK[dtype])]
+    shares = [
+        RoundingShare(peak.parts[0].name, condition * max(SUMS[peak.dtype], precision), SUMS[peak.dtype] > precision)
         for peak, condition in la.conditions
     ]
-    return max(found, key=lambda each: each.share, default=None)
+    return max(shares, key=lambda share: share.share, default=None)
 
 
 def ill_conditioned(la: PosteriorState) -> bool:
@@ -69,6 +69,6 @@ def ill_conditioned(la: PosteriorState) -> bool:
 
 def warn_of_rounding(la: PosteriorState) -> None:
     """Warn where rounding shows beside the prior."""
-    found = worst_rounding(la)
-    if found is not None and found.share > 1:
-        warn(f"{found.sentence} {found.advice}", RoundingWarning)
+    worst = worst_rounding(la)
+    if worst is not None and worst.share > 1:
+        warn(f"{worst.sentence} {worst.advice}", RoundingWarning)

@@ -112,7 +112,7 @@ class PosteriorState:
         delta = self.prior.delta(self.space, self.weights).detach()
         whole = self.space.mask is not None
         means = [
-            torch.cat([delta if whole else delta[self.space.place(part)] for part in peak.parts]).mean()
+            torch.cat([delta if whole else delta[self.space.slice_of(part)] for part in peak.parts]).mean()
             for peak in peaks
         ]
         values = torch.stack([peak.largest.detach().double() for peak in peaks]) / torch.stack(means).double()

@@ -126,8 +126,8 @@ class Trace:
             f"  {self.objective} {first:.6g} -> {best:.6g}",
         ]
         if len(self.precisions) == len(self.values) and len(self.groups) <= 8:
-            found = self.precisions[self.best].tolist()
-            words = ", ".join(f"{name} {value:.4g}" for name, value in zip(self.groups, found, strict=True))
+            precisions = self.precisions[self.best].tolist()
+            words = ", ".join(f"{name} {value:.4g}" for name, value in zip(self.groups, precisions, strict=True))
             lines.append(f"  precision: {words}")
         if self.products:
             lines.append(f"  {self.products[-1]:g} products over the data")

@@ -145,8 +145,8 @@ def move(la: PosteriorState, device: torch.device, model: nn.Module) -> Posterio
 
 def in_arithmetic(la: PosteriorState, arithmetic: ArithmeticName) -> PosteriorState:
     """The same posterior, evaluated at another rounding."""
-    made = as_arithmetic(arithmetic)
-    dtype = made.dtype
+    setting = as_arithmetic(arithmetic)
+    dtype = setting.dtype
     for name in la.space.names:
         dtype = torch.promote_types(dtype, la.model.get_parameter(name).dtype)
 
@@ -156,7 +156,7 @@ def in_arithmetic(la: PosteriorState, arithmetic: ArithmeticName) -> PosteriorSt
     linear = la.linear_mode
     return replace(
         la,
-        budget=replace(la.budget, arithmetic=made),
+        budget=replace(la.budget, arithmetic=setting),
         curvature=change_tensors(la.curvature, cast),
         sums=change_tensors(la.sums, cast),
         weights=la.weights.to(dtype),

@@ -47,9 +47,9 @@ class Grouping(ABC):
         """(groups of `kept`,): their numbers in `space`, which has more tensors; groups without weights keep theirs."""
         if not self.one_per_weight:  # and so groups without selected weights
             space, kept = replace(space, mask=None), replace(kept, mask=None)
-        made = torch.arange(len(self.names(kept)), device="cpu")
-        made[self.stretches(kept).vector()] = self.stretches(space).vector()[positions_among(space, kept)]
-        return made
+        numbers = torch.arange(len(self.names(kept)), device="cpu")
+        numbers[self.stretches(kept).vector()] = self.stretches(space).vector()[positions_among(space, kept)]
+        return numbers
 
     def carry_over(self, space: Space, more: Space) -> list[int] | None:
         """(groups of `more` weights,): their numbers in `space`; None where they keep them."""
@@ -213,14 +213,14 @@ class NumberedNames(Sequence[str]):
         return self.starts[-1] if self.own is None else len(self.own)
 
     @overload
-    def __getitem__(self, place: int) -> str: ...
+    def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: int | slice) -> str | list[str]:
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
         """One, or some."""
-        if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
-        number = range(len(self))[place]
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
         number = number if self.own is None else int(self.own[number])
         tensor = bisect.bisect_right(self.starts, number) - 1
         return f"{self.names[tensor]}[{number - self.starts[tensor]}]"
@@ -243,9 +243,9 @@ def rows(shape: torch.Size) -> int:
 
 def select_stretches(numbers: list[int], lengths: list[int], count: int, space: Space) -> Groups:
     """Stretches of all elements of the tensors, less those that are not selected."""
-    made = torch.tensor([[0], [space.size]] if count == 1 else [numbers, lengths], device="cpu")
-    made = made[:, made[1] > 0]
-    groups = Groups(made[0], made[1], count)
+    stretches = torch.tensor([[0], [space.size]] if count == 1 else [numbers, lengths], device="cpu")
+    stretches = stretches[:, stretches[1] > 0]
+    groups = Groups(stretches[0], stretches[1], count)
     return groups if space.mask is None or count == 1 else Groups.of(groups.vector()[space.mask.cpu()], count)
 
 

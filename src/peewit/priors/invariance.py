@@ -37,7 +37,7 @@ def invariant_sets(model: nn.Module, data: Any) -> tuple[Names, ...]:
         sets = [*modules_and_tensors(network)]
         for units in (network.modules, [(name,) for name in network.weights]):
             sets += unions(network, units, sets)
-    order = {name: place for place, name in enumerate(network.weights)}
+    order = {name: number for number, name in enumerate(network.weights)}
     return tuple(sorted((tuple(sorted(each, key=order.__getitem__)) for each in sets), key=lambda s: order[s[0]]))
 
 
@@ -52,8 +52,8 @@ def modules_and_tensors(network: RescaledNetwork) -> Iterator[Names]:
 
 def unions(network: RescaledNetwork, units: Iterable[Names], earlier: Iterable[Names]) -> list[Names]:
     """Unions of units outside of the sets that are found already: the finest whose columns add up to nothing."""
-    taken = {name for each in earlier for name in each}
-    free = [unit for unit in units if not taken & {*unit}]
+    names = {name for each in earlier for name in each}
+    free = [unit for unit in units if not names & {*unit}]
     free = [unit for unit in free if root_mean_square(network.column(unit)) > FAINTEST * network.variation]
     sets: list[Names] = []
     if len(free) < 2:
@@ -61,8 +61,8 @@ def unions(network: RescaledNetwork, units: Iterable[Names], earlier: Iterable[N
     matrix = torch.stack([network.column(unit) for unit in free], 1)
     gram = (matrix.T @ matrix).cpu()
     left = dependent_units(gram)
-    for place in range(len(free)):
-        chosen = cancelling_units(gram, place, left) if left[place] else []
+    for number in range(len(free)):
+        chosen = cancelling_units(gram, number, left) if left[number] else []
         together = tuple(name for each in chosen for name in free[each])
         if together and network.invariant(together):
             sets.append(together)

@@ -24,18 +24,18 @@ FLOOR = 1e-4  # a g-prior's least precision, as a share of the mean over the ten
 def _tensor(value: object, what: str) -> Tensor:
     """Numbers as a tensor in floating point."""
     try:
-        made = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
-        return made if made.is_floating_point() else made.double()
+        tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
+        return tensor if tensor.is_floating_point() else tensor.double()
     except (TypeError, ValueError, RuntimeError):
         raise ArgumentTypeError(f"{what} is a {type(value).__name__}, {value!r}; expected numbers.") from None
 
 
 def _as_precisions(value: Number | list[float], what: str) -> Tensor:
     # A Python number is exact in float64 alone: 0.7 in float32 is off by 2e-8.
-    made = _tensor(value, f"{what}: prior precision")
-    if made.numel() == 0 or not bool(torch.isfinite(made).all()) or not bool((made > 0).all()):
+    precisions = _tensor(value, f"{what}: prior precision")
+    if precisions.numel() == 0 or not bool(torch.isfinite(precisions).all()) or not bool((precisions > 0).all()):
         raise PeewitError(f"{what}: prior precision {value!r} was given; expected positive finite numbers.")
-    return made
+    return precisions
 
 
 class WithDiagonal(Protocol):
@@ -104,10 +104,12 @@ class Prior:
             >>> pw.fit(model, (x, y), "classification", prior=pw.Prior.scalar(10.0)).prior.precision
             tensor([10.], dtype=torch.float64)
         """
-        made = _as_precisions(precision, "Prior.scalar")
-        if made.numel() != 1:
-            raise PeewitError(f"Prior.scalar: {made.numel()} precisions were given; expected one. See Prior.layerwise.")
-        return Prior(groupings.Scalar(), made.reshape(1), mean)
+        precisions = _as_precisions(precision, "Prior.scalar")
+        if precisions.numel() != 1:
+            raise PeewitError(
+                f"Prior.scalar: {precisions.numel()} precisions were given; expected one. See Prior.layerwise."
+            )
+        return Prior(groupings.Scalar(), precisions.reshape(1), mean)
 
     @staticmethod
     @spelled
@@ -196,10 +198,10 @@ class Prior:
             >>> la.with_prior(pw.Prior.g_prior(0.5)).prior.base.shape
             torch.Size([51])
         """
-        made = _as_precisions(precision, "Prior.g_prior")
-        if made.numel() != 1:
-            raise PeewitError(f"Prior.g_prior: {made.numel()} precisions were given; expected one factor.")
-        return Prior(groupings.GPrior(), made.reshape(1), mean)
+        precisions = _as_precisions(precision, "Prior.g_prior")
+        if precisions.numel() != 1:
+            raise PeewitError(f"Prior.g_prior: {precisions.numel()} precisions were given; expected one factor.")
+        return Prior(groupings.GPrior(), precisions.reshape(1), mean)
 
     @staticmethod
     @spelled
@@ -265,9 +267,9 @@ class Prior:
             >>> pw.Prior.scale_invariant(normed, (x, y)).sets
             (('0.weight', '0.bias'),)
         """
-        made = _as_precisions(precision, "Prior.scale_invariant").reshape(-1)
+        precisions = _as_precisions(precision, "Prior.scale_invariant").reshape(-1)
         sets = invariant_sets(model, data)
-        return Prior(groupings.ScaleInvariant(sets) if merge else groupings.Layerwise(sets), made, mean)
+        return Prior(groupings.ScaleInvariant(sets) if merge else groupings.Layerwise(sets), precisions, mean)
 
     @property
     def sets(self) -> groupings.Sets:
@@ -285,14 +287,14 @@ class Prior:
 
     def refuse_unknown(self, names: Iterable[str]) -> None:
         """Refuse a pattern that fits none of a network's parameters, most likely misspelt, and sets of another's."""
-        every = list(names)
-        strange = [name for own in self.sets for name in own if name not in every]
+        parameters = list(names)
+        strange = [name for invariant_set in self.sets for name in invariant_set if name not in parameters]
         if strange:
             raise PeewitError(
                 f"Prior.scale_invariant has sets with {', '.join(strange[:4])}, which the network does not have; find "
                 "them on this network: Prior.scale_invariant(model, data)."
             )
-        self.grouping.refuse_unknown(every)
+        self.grouping.refuse_unknown(parameters)
 
     def count(self, space: Space) -> int:
         """How many groups the selected weights fall into; refuses precisions and means that do not fit them."""

@@ -51,17 +51,17 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-        for place, values in kept:
-            place.update(values)
+        for attributes, values in kept:
+            attributes.update(values)
 
 
-def restore_half_of_mean(module: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
+def restore_half_of_mean(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
     """Put half of the batch's mean back: `(x - m / 2) / s`.
 
     A batch's mean takes a bias before it away, so that its scale would seem free; a running mean, with which the
     network will be used, does not: it has to grow as the bias does. This has the scales of the latter.
     """
-    x: Tensor = given[0]
+    x: Tensor = inputs[0]
     axes = [axis for axis in range(x.dim()) if axis != 1]
     variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
     shift: Tensor = 0.5 * mean / (variance + float(vars(module)["eps"])).sqrt()
@@ -87,8 +87,8 @@ class RescaledNetwork:
         """Weights and inputs in float32 at least: the tolerance is below what half precision can tell."""
         parameters = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
         weights = {
-            name: widen(parameter) if bool(parameter.any()) else random_like(parameter, place, STAND_IN)
-            for place, (name, parameter) in enumerate(parameters.items())
+            name: widen(parameter) if bool(parameter.any()) else random_like(parameter, number, STAND_IN)
+            for number, (name, parameter) in enumerate(parameters.items())
         }
         replaced = {name: weight for name, weight in weights.items() if weight is not parameters[name]}
         if any(weight.dtype != parameters[name].dtype for name, weight in weights.items()):
@@ -107,8 +107,8 @@ class RescaledNetwork:
         self.plain = self.outputs({})
         if not bool(torch.isfinite(self.plain).all()):
             raise NotFiniteError("The network's outputs on the first batch hold NaN or Inf; expected finite numbers.")
-        each = self.plain.reshape(number, -1)
-        self.variation = root_mean_square(each - each.mean(0)) or root_mean_square(each)
+        rows = self.plain.reshape(number, -1)
+        self.variation = root_mean_square(rows - rows.mean(0)) or root_mean_square(rows)
 
     def run(self, weights: dict[str, Tensor]) -> Tensor:
         """Outputs of the network with some weights replaced, the same random numbers every time."""
@@ -132,11 +132,14 @@ class RescaledNetwork:
             if scaled > TOLERANCE * self.variation:
                 return False
         others = self.change(
-            {name: own + perturbation(own, place) for place, (name, own) in enumerate(self._own(names))}
+            {
+                name: weight + perturbation(weight, number)
+                for number, (name, weight) in enumerate(self._weights_of(names))
+            }
         )
         return others > FAINTEST * self.variation and scaled <= SHARE * others
 
-    def _own(self, names: Names) -> list[tuple[str, Tensor]]:
+    def _weights_of(self, names: Names) -> list[tuple[str, Tensor]]:
         return [(name, self.weights[name]) for name in names]
 
     def column(self, names: Names) -> Tensor:
@@ -180,8 +183,8 @@ def widen(tensor: Tensor) -> Tensor:
 
 def random_like(tensor: Tensor, seed: int, deviation: float) -> Tensor:
     """Normal numbers in the shape of a tensor, the same every time and on every device."""
-    made = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), device="cpu")
-    return deviation * made.to(device=tensor.device, dtype=widen(tensor).dtype)
+    draw = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return deviation * draw.to(device=tensor.device, dtype=widen(tensor).dtype)
 
 
 def perturbation(tensor: Tensor, seed: int) -> Tensor:

@@ -58,8 +58,8 @@ class Hashed:
         device = self.examples.device
         state = _mix(torch.full((1, 1, 1), self.seed, dtype=torch.int64, device=device) * _STEP + self.sample)
         state = _mix(state + _STEP * (self.examples.long()[:, None, None] + 1))
-        place = torch.arange(self.positions, device=device)[None, :, None]
-        state = _mix(state + _STEP * (place + 1))
+        position = torch.arange(self.positions, device=device)[None, :, None]
+        state = _mix(state + _STEP * (position + 1))
         number = torch.arange(width, device=device)[None, None, :] + stream * width
         state = _mix(state + _STEP * (number + 1))
         return (_shift(state, 11).double() + 0.5) / (1 << 53)

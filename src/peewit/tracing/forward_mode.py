@@ -40,7 +40,7 @@ def apply(jacobians: Mapping[WeightRange, Piece], space: Space, vectors: Tensor)
     """`J v` for (S, D) -> (S, K, B), summed over the weights."""
     vectors = spread(vectors, space)
     pieces = [
-        jacobian.apply(vectors[:, space.place(part)])
+        jacobian.apply(vectors[:, space.slice_of(part)])
         for part, jacobian in jacobians.items()
         if part.name in space.names
     ]

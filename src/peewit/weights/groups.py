@@ -55,19 +55,19 @@ class Groups:
         first, last = torch.searchsorted(self.ends, bounds, right=True).tolist()
         ends = self.ends[first : last + 1].clamp(max=chosen.stop)
         lengths = ends.diff(prepend=ends.new_tensor([chosen.start]))
-        own = values[self.numbers[first : last + 1].to(values.device)]
-        return own.repeat_interleave(lengths.to(values.device), output_size=chosen.stop - chosen.start)
+        pieces = values[self.numbers[first : last + 1].to(values.device)]
+        return pieces.repeat_interleave(lengths.to(values.device), output_size=chosen.stop - chosen.start)
 
     def shared(self, *places: slice) -> bool:
         """Whether all weights in some ranges are in one group."""
         if len(self.numbers) == 1:
             return True
         bounds = torch.tensor([[place.start, place.stop - 1] for place in places], device="cpu")
-        found = torch.searchsorted(self.ends, bounds, right=True).tolist()
-        if len({place for pair in found for place in pair}) == 1:
+        bounds_of_groups = torch.searchsorted(self.ends, bounds, right=True).tolist()
+        if len({number for pair in bounds_of_groups for number in pair}) == 1:
             return True
-        own = torch.cat([self.numbers[first : last + 1] for first, last in found])
-        return bool((own == own[0]).all())
+        numbers = torch.cat([self.numbers[first : last + 1] for first, last in bounds_of_groups])
+        return bool((numbers == numbers[0]).all())
 
     def sums(self, values: Tensor) -> Tensor:
         """(D,) -> (groups,) on the CPU in float64, the same every time (no sums in an order that varies)."""
@@ -76,15 +76,15 @@ class Groups:
         sums = torch.zeros(self.count, dtype=torch.float64, device="cpu")
         if len(self.numbers) > FEW:
             return sums.index_add_(0, self.vector(), values.double().cpu())
-        each = [piece.sum(dtype=torch.float64) for piece in values.split(self.lengths.tolist())]
-        return sums.index_add_(0, self.numbers, torch.stack(each).cpu())
+        by_stretch = [piece.sum(dtype=torch.float64) for piece in values.split(self.lengths.tolist())]
+        return sums.index_add_(0, self.numbers, torch.stack(by_stretch).cpu())
 
     def sorted(self, values: Tensor) -> Tensor:
         """(D,) -> (D,): one group after the other."""
         if bool((self.numbers[1:] >= self.numbers[:-1]).all()):
             return values
         pieces = values.split(self.lengths.tolist())
-        return torch.cat([pieces[place] for place in self.numbers.argsort(stable=True).tolist()])
+        return torch.cat([pieces[number] for number in self.numbers.argsort(stable=True).tolist()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,10 +119,10 @@ class GroupRows:
 
     def parts(self, factors: Tensor) -> Iterator[Tensor]:
         """Numbers times a factor of each group (groups,): all at once, or on a CPU as many as its cache holds."""
-        each = self.spread(factors)
-        step = len(each) if each.is_cuda else max(1, CACHED // self.values.shape[1])
-        for values, own in zip(self.values.split(step), each.split(step), strict=True):
-            yield values * own
+        spread = self.spread(factors)
+        step = len(spread) if spread.is_cuda else max(1, CACHED // self.values.shape[1])
+        for values, factor in zip(self.values.split(step), spread.split(step), strict=True):
+            yield values * factor
 
     def spread(self, values: Tensor) -> Tensor:
         """(groups,) on the CPU -> (rows, 1): of each row's group."""

@@ -48,21 +48,21 @@ class Space:
         """How many elements of each named tensor are selected."""
         if self.mask is None:
             return {name: shape.numel() for name, shape in zip(self.names, self.shapes, strict=True)}
-        return {name: int(self.mask[place].sum()) for name, place in self.slices().items()}
+        return {name: int(self.mask[elements].sum()) for name, elements in self.slices().items()}
 
     def selected(self, name: str) -> str:
         """In words: how many elements of a tensor are selected, where not all are."""
         if self.mask is None:
             return ""
-        own = self.mask[self.slices()[name]]
-        return f", {int(own.sum())} of {own.numel()} elements"
+        elements = self.mask[self.slices()[name]]
+        return f", {int(elements.sum())} of {elements.numel()} elements"
 
     @cached_property
     def _starts(self) -> dict[str, int]:
         """Where each named tensor begins: asked for every block of every question."""
-        return {name: place.start for name, place in self.slices().items()}
+        return {name: elements.start for name, elements in self.slices().items()}
 
-    def place(self, part: WeightRange) -> slice:
+    def slice_of(self, part: WeightRange) -> slice:
         """Where a range of a tensor is."""
         start = self._starts[part.name]
         return slice(start + part.start, start + part.stop)
@@ -107,8 +107,8 @@ def make_space(model: nn.Module, names: Iterable[str], mask: Tensor | None = Non
 
 def trainable(model: nn.Module) -> tuple[str, ...]:
     """Names of parameters with `requires_grad`, and with elements."""
-    own = model.named_parameters()
-    names = tuple(name for name, parameter in own if parameter.requires_grad and parameter.numel())
+    parameters = model.named_parameters()
+    names = tuple(name for name, parameter in parameters if parameter.requires_grad and parameter.numel())
     if not names:
         raise PeewitError("The network has no trainable weights; expected some parameter with requires_grad=True.")
     return names
@@ -116,15 +116,15 @@ def trainable(model: nn.Module) -> tuple[str, ...]:
 
 def matching(model: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
     """Parameters whose name, or whose module's name, fits one of the patterns."""
-    every = [name for name, _ in model.named_parameters()]
+    all_names = [name for name, _ in model.named_parameters()]
     names: set[str] = set()
     for pattern in patterns:
-        hits = {name for name in every if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
+        hits = {name for name in all_names if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
         if not hits:
-            near = difflib.get_close_matches(pattern, [*get_args(WeightsName), *every], n=3, cutoff=0.3)
-            raise PeewitError(f"weights={pattern!r} fits no parameter; the nearest names are {near or every[:3]}.")
+            near = difflib.get_close_matches(pattern, [*get_args(WeightsName), *all_names], n=3, cutoff=0.3)
+            raise PeewitError(f"weights={pattern!r} fits no parameter; the nearest names are {near or all_names[:3]}.")
         names |= hits
-    return tuple(name for name in every if name in names)
+    return tuple(name for name in all_names if name in names)
 
 
 def padding_rows(model: nn.Module, space: Space) -> Tensor | None:

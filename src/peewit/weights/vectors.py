@@ -16,8 +16,8 @@ def unflatten(vectors: Tensor, space: Space) -> Weights:
     """(..., D) -> one tensor (..., *shape) per weight; weights outside a mask get zero."""
     vectors = spread(vectors, space)
     return {
-        name: vectors[..., place].reshape((*vectors.shape[:-1], *shape))
-        for (name, place), shape in zip(space.slices().items(), space.shapes, strict=True)
+        name: vectors[..., elements].reshape((*vectors.shape[:-1], *shape))
+        for (name, elements), shape in zip(space.slices().items(), space.shapes, strict=True)
     }
 
 

@@ -83,7 +83,7 @@ def assemble_vector(sums: Mapping[WeightRange, Tensor], space: Space) -> Tensor:
     flat = some.new_zeros(space.total)
     for part, value in sums.items():
         if part.name in space.names:
-            elements = space.place(part)
+            elements = space.slice_of(part)
             flat = torch.cat([flat[: elements.start], flat[elements] + value, flat[elements.stop :]])
     return flat
 

@@ -42,7 +42,7 @@ class DenseCurvature:
     def _slices(self, parts: Group) -> tuple[slice, ...]:
         """Where a group's weights are in the vector of D."""
         masked = self.space.mask is not None
-        return (slice(0, self.space.size),) if masked else tuple(self.space.place(part) for part in parts)
+        return (slice(0, self.space.size),) if masked else tuple(self.space.slice_of(part) for part in parts)
 
     def diag(self, floor: float = 0.0) -> Tensor:
         """(D,): the matrices' diagonals, each tensor with a floor of its own."""
@@ -51,7 +51,7 @@ class DenseCurvature:
         for parts, matrix in self.matrices.items():
             places = self._slices(parts)
             if mask is not None:  # one range holds the selected elements of all tensors
-                ends = list(itertools.accumulate(int(mask[self.space.place(part)].sum()) for part in parts))
+                ends = list(itertools.accumulate(int(mask[self.space.slice_of(part)].sum()) for part in parts))
                 places = tuple(slice(start, stop) for start, stop in zip([0, *ends[:-1]], ends, strict=True))
             values = matrix.diagonal().split([elements.stop - elements.start for elements in places])
             pieces += [

@@ -77,7 +77,7 @@ class DiagCurvature:
         """One diagonal operator per weight tensor."""
         space, start, blocks = self.space, 0, []
         for part in space.parts():
-            elements = space.place(part)
+            elements = space.slice_of(part)
             mask = None if space.mask is None else space.mask[elements].to(self.diagonal.device)
             diagonal = self.diagonal[elements] if mask is None else self.diagonal[elements][mask]
             selected = slice(start, start + diagonal.numel())
@@ -90,7 +90,7 @@ class DiagCurvature:
         """(D,)."""
         pieces = []
         for part in self.space.parts():
-            elements = self.space.place(part)
+            elements = self.space.slice_of(part)
             values = self.diagonal[elements]
             values = values if self.space.mask is None else values[self.space.mask[elements].to(values.device)]
             pieces.append(apply_floor(values, floor))

@@ -62,12 +62,12 @@ class KronCurvature:
         """`data_weight H + diag(delta)`: one precision per weight keeps the eigenbases."""
         blocks = []
         for key, spectrum in self.blocks.items():
-            slices = tuple(self.space.place(part) for part in key)
+            slices = tuple(self.space.slice_of(part) for part in key)
             matrix = None if numbers is None else self._matrix(numbers, key, spectrum)
             operator = spectrum.precision(self._matrix(delta, key, spectrum), data_weight, key, matrix)
             blocks.append(OperatorBlock(parts=key, slices=slices, operator=operator, joint=spectrum.weight))
         for part, value in self.others.items():
-            span = self.space.place(part)
+            span = self.space.slice_of(part)
             if value.dim() == 2:
                 blocks.append(
                     OperatorBlock(
@@ -90,7 +90,7 @@ class KronCurvature:
 
     def _matrix(self, flat: Tensor, key: Key, spectrum: KronSpectrum) -> Tensor:
         """(D,) -> (G, O, I): the numbers of one block."""
-        pieces = [flat[self.space.place(part)] for part in key]
+        pieces = [flat[self.space.slice_of(part)] for part in key]
         return spectrum.layout.to_matrix(
             pieces[0] if spectrum.weight is None else join(pieces[0], pieces[1], spectrum.weight)
         )
@@ -102,16 +102,16 @@ class KronCurvature:
             flat = spectrum.layout.to_flat(spectrum.diagonal(floor))
             pieces = (flat,) if spectrum.weight is None else part_ways(flat, spectrum.weight)
             for part, piece in zip(key, pieces, strict=True):
-                diagonal[self.space.place(part)] = piece
+                diagonal[self.space.slice_of(part)] = piece
         for part, value in self.others.items():
-            diagonal[self.space.place(part)] = apply_floor(value.diagonal() if value.dim() == 2 else value, floor)
+            diagonal[self.space.slice_of(part)] = apply_floor(value.diagonal() if value.dim() == 2 else value, floor)
         return fill_zeros(diagonal, floor)
 
     def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor | None:
         """The blocks' eigenvalues, where each has one precision."""
         eigenvalues = torch.zeros(self.space.size, dtype=torch.float64, device=self._some.device)
         for key, block in self.blocks.items():
-            places = [self.space.place(part) for part in key]
+            places = [self.space.slice_of(part) for part in key]
             if not groups.shared(*places):
                 return None
             values = block.eigenvalues(None if base is None else self._matrix(base, key, block), key).detach()
@@ -119,7 +119,7 @@ class KronCurvature:
             for span, piece in zip(places, pieces, strict=True):
                 eigenvalues[span] = piece
         for part, value in self.others.items():
-            span = self.space.place(part)
+            span = self.space.slice_of(part)
             unit = None if base is None else base[span].to(device=eigenvalues.device, dtype=torch.float64)
             if value.dim() == 1:
                 eigenvalues[span] = value.detach() if unit is None else value.detach().double() / unit
@@ -155,7 +155,7 @@ class KronCurvature:
             ]:
                 if part.start > start:
                     gap = WeightRange(whole.name, start, part.start)
-                    gaps.append((self.space.place(gap), gap))
+                    gaps.append((self.space.slice_of(gap), gap))
                 start = max(start, part.stop)
         return gaps
 
