@@ -47,7 +47,7 @@ EXTRAS = {
 }
 CONSTRUCTED = ("Likelihoods", "Priors", "Structures", "Curvature", "Weights")  # by users; other values are results
 LIKELIHOOD_METHODS = {"with_noise", "natural", "moments"}  # the others are for the engine
-ENGINE = {"Subnetwork": {"scores", "choose"}, "Trace": {"of", "warned"}, "LinearMode": {"under"}}
+ENGINE = {"Subnetwork": {"scores", "choose"}, "Trace": {"of", "with_warning"}, "LinearMode": {"under"}}
 HEADING = re.compile(r"^(Args|Attributes|Returns|Raises|Warns|Example):$")
 WORDS = {"Args": "Arguments", "Attributes": "Fields"}
 WIDE = 100  # characters of a signature that stays on one line

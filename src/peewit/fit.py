@@ -22,7 +22,7 @@ from .laplace import Laplace
 from .likelihoods import Gaussian, Likelihood, LikelihoodName
 from .messages.arguments import check_generator
 from .messages.errors import NotFiniteError, PeewitError
-from .messages.names import named
+from .messages.names import resolve_name
 from .messages.warnings import warn
 from .network.batches import Batches
 from .network.identity import Identity
@@ -138,9 +138,9 @@ def resolve(
     """Turn names into values and refuse what does not fit."""
     check_at(at)
     model = unwrap(model)
-    family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
-    shape: Structure = named(structure, structures.NAMES, "structure", "measure")
-    kind: CurvatureKind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature", "name")
+    family: Likelihood = resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
+    shape: Structure = resolve_name(structure, structures.NAMES, "structure", "measure")
+    kind: CurvatureKind | Hessian | Auto = resolve_name(curvature, curvatures.NAMES, "curvature", "name")
     check_generator(generator)
     start = as_prior(prior)
     device = device_of(model)
@@ -230,8 +230,8 @@ def check_used(model: nn.Module, selected: Space, used: Space) -> None:
     if quantised:
         raise PeewitError(
             f"{', '.join(unused[:3])} has no gradient, and the network has quantised layers "
-            f"({', '.join(quantised[:3])}), through which none passes. Fit the network from before it was quantised, or "
-            "choose weights= after its last quantised layer."
+            f"({', '.join(quantised[:3])}), through which none passes. Fit the network from before it was quantised, "
+            "or choose weights= after its last quantised layer."
         )
     if not used.names:
         raise PeewitError("The network's output does not depend on the selected weights.")
@@ -301,7 +301,7 @@ def products(
         torch.Size([51])
     """
     model = unwrap(model)
-    kind: CurvatureKind | Hessian | Auto = named(curvature, curvatures.NAMES, "curvature", "name")
+    kind: CurvatureKind | Hessian | Auto = resolve_name(curvature, curvatures.NAMES, "curvature", "name")
     if isinstance(kind, Hessian) and kind.clip:
         raise PeewitError(
             "curvature=Hessian(clip=True) in products, which hold no matrix whose eigenvalues could be clipped; use "
@@ -320,7 +320,7 @@ def products(
         model,
         select(model, weights, lambda: batches.first()[0], limit, variance),
         batches,
-        named(likelihood, likelihoods.NAMES, "likelihood", Likelihood),
+        resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood),
         kind,
         seed_of(generator, 62),
         memory,

@@ -122,7 +122,7 @@ def test_intervals_cover_a_mean_as_often_as_they_say() -> None:
     for seed in range(400):
         values = torch.randn(50, generator=torch.Generator().manual_seed(seed)).double()
         positions = Positions(owner=torch.arange(50), examples=50, values={"v": values})
-        own = positions.drawn(("v",), Resampling(50, 300, seed))["v"].estimate
+        own = positions.draw(("v",), Resampling(50, 300, seed))["v"].estimate
         inside += own.low <= 0 <= own.high
     assert 0.90 < inside / 400 < 0.97
 
@@ -163,7 +163,7 @@ def test_differences_are_of_the_same_drawn_sets() -> None:
     hard = torch.randn(N).double()
     drawn = Resampling(N, 200, 0)
     one, other = (
-        Positions(owner=torch.arange(N), examples=N, values={"nll": values}).drawn(("nll",), drawn)["nll"]
+        Positions(owner=torch.arange(N), examples=N, values={"nll": values}).draw(("nll",), drawn)["nll"]
         for values in (hard + 0.1 + 0.01 * torch.randn(N).double(), hard)
     )
     found = one.less(other)

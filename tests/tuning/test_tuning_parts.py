@@ -124,7 +124,7 @@ def test_a_trace_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
         "Trace(evidence: 2 steps, converged: why)\n  log evidence 3 -> 3\n  precision: a 1, b 2\n"
         "  7 products over the data\n  noise 0.5"
     )
-    assert repr(trace.warned("Three.")).endswith("\n  warning: Three.")
+    assert repr(trace.with_warning("Three.")).endswith("\n  warning: Three.")
     monkeypatch.setattr("peewit.posterior.trace.KEPT", 6)
     assert len(Trace.of("grid", "log evidence", ("a", "b"), steps_of([1.0] * 3), "", True, []).precisions) == 3
     cut_short = Trace.of("grid", "log evidence", ("a", "b"), steps_of([1.0] * 4), "", True, [])

@@ -95,9 +95,9 @@ def test_which_ranges_share_a_group(prior: str, mask: bool) -> None:
     edges = [0, 1, 2, 21, 40, 90, 105, 112, 113, 300, len(numbers) - 41, len(numbers) - 1, len(numbers)]
     ranges = [slice(a, b) for a in edges for b in edges if a < b]
     for place, first in enumerate(ranges):
-        assert groups.shared(first) == (len(set(numbers[first])) == 1)
+        assert groups.share_one(first) == (len(set(numbers[first])) == 1)
         second = ranges[(5 * place + 3) % len(ranges)]
-        assert groups.shared(first, second) == (len({*numbers[first], *numbers[second]}) == 1)
+        assert groups.share_one(first, second) == (len({*numbers[first], *numbers[second]}) == 1)
 
 
 def test_a_part_is_what_all_have_there() -> None:
@@ -119,9 +119,9 @@ def test_ranges_over_stretches_of_one_group() -> None:
         assert every == [number for number, length in zip(numbers, lengths, strict=True) for _ in range(length)]
         ranges = [slice(a, b) for a in range(len(every)) for b in range(a + 1, len(every) + 1)]
         for first in ranges:
-            assert groups.shared(first) == (len(set(every[first])) == 1)
+            assert groups.share_one(first) == (len(set(every[first])) == 1)
             for second in ranges[::3]:
-                assert groups.shared(first, second) == (len({*every[first], *every[second]}) == 1)
+                assert groups.share_one(first, second) == (len({*every[first], *every[second]}) == 1)
 
 
 @pytest.mark.parametrize(("numbers", "count"), [([0, 2, 1, 2, 0], 3), ([1, 0, 1], 2), ([0, 0, 0], 1), ([2, 1, 0], 4)])

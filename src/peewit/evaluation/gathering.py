@@ -43,7 +43,7 @@ class MethodNumbers:
 
     def positions(self) -> Positions:
         """All batches."""
-        return Positions.joined(self.batches)
+        return Positions.join(self.batches)
 
     def values(self) -> dict[str, Tensor]:
         """(N,) each."""

@@ -32,7 +32,7 @@ def metrics_of(positions: Positions, drawn: Resampling) -> dict[str, MetricDraws
         for name, metric in METRICS.items()
         if metric.of is not None and any(need in positions for need in metric.needs or (metric.of,))
     }
-    means = positions.drawn([of for of in allowed.values() if isinstance(of, str)], drawn)
+    means = positions.draw([of for of in allowed.values() if isinstance(of, str)], drawn)
     return {name: means[of] if isinstance(of, str) else of(positions, drawn) for name, of in allowed.items()}
 
 
@@ -113,11 +113,11 @@ def _detections(
 def _shifts(clean: Positions, numbers: MethodNumbers, kind: str, drawn: Resampling) -> dict[str, Shift]:
     """By name, with the clean data first."""
     curves: dict[str, dict[float, Positions]] = {}
-    some = Positions.joined(numbers.clean) if numbers.clean else clean
+    some = Positions.join(numbers.clean) if numbers.clean else clean
     for (own_kind, name, strength), batches in numbers.changed.items():
         if own_kind == kind:
             start = clean if (kind, name) in numbers.ready else some
-            curves.setdefault(name, {0.0: start})[strength] = Positions.joined(batches)
+            curves.setdefault(name, {0.0: start})[strength] = Positions.join(batches)
     return {name: _shift(by_strength, drawn) for name, by_strength in curves.items()}
 
 

@@ -13,7 +13,7 @@ from .. import likelihoods
 from ..laplace import Laplace
 from ..likelihoods import Form, Likelihood
 from ..messages.errors import ArgumentTypeError, PeewitError
-from ..messages.names import check_name, named
+from ..messages.names import check_name, resolve_name
 from ..network.batches import Batches
 from ..network.buffers import restore_buffers
 from ..network.calling import call
@@ -78,7 +78,7 @@ class Subject:
             )
         if predict:
             raise PeewitError("predict= has options of a posterior's predictions, and a plain network was given.")
-        family: Likelihood = named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
+        family: Likelihood = resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
         model = unwrap(source)
         device = device_of(model)
         return Subject(

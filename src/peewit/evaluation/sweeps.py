@@ -270,7 +270,7 @@ def score(
     temperature = la.N / data_weight
     state = la.with_prior(prior_precision).with_temperature(temperature).state
     (batches,) = shared.read([lambda: state], lambda prediction, targets: scorer_of(prediction).positions(targets))
-    positions = Positions.joined(batches)
+    positions = Positions.join(batches)
     if not len(positions):
         raise PeewitError("validation has no labelled examples; expected some.")
     draws = metrics_of(positions, one_set(positions.examples))

@@ -27,7 +27,7 @@ def kernels() -> Any:
     return made
 
 
-def interpreted() -> bool:
+def is_interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels, on the CPU: for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -36,7 +36,7 @@ def usable(grad: Tensor, probes: int = 1) -> bool:
     """Whether there are kernels for such numbers, and so many probes of them."""
     if grad.dtype != torch.float32 or grad.requires_grad or broken or probes > 256 or not grad.numel():
         return False
-    if not interpreted() and (not grad.is_cuda or torch.cuda.get_device_capability(grad.device)[0] < 8):
+    if not is_interpreted() and (not grad.is_cuda or torch.cuda.get_device_capability(grad.device)[0] < 8):
         return False
     return kernels() is not None
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import available
-from .available import PROGRAMS, interpreted, power_of_two
+from .available import PROGRAMS, is_interpreted, power_of_two
 from .operands import Operand
 
 ROWS = 128  # of a tile
@@ -88,7 +88,7 @@ def inner_products(grad: Operand, act: Operand, weight: Tensor, diagonal: bool) 
         "gram", (examples * groups, row_blocks, splits),
         grad.high, grad.low, act.high, act.low, grad.scale, act.scale, weight.sqrt().contiguous(), partial,
         probes, groups, positions, rows, width, *grad.high.stride(), *act.high.stride(), blocks,
-        TWO=grad.two, BITS=tile_bits(grad), DIAGONAL=diagonal, PLAIN=interpreted(),
+        TWO=grad.two, BITS=tile_bits(grad), DIAGONAL=diagonal, PLAIN=is_interpreted(),
         KP=padded, OB=tile.rows, IB=tile.width, TB=tile.positions, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     total = partial.sum(1)

@@ -25,14 +25,14 @@ def only_numbers(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """What something is, in a few words."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
     if isinstance(value, Mapping):
-        return f"a mapping of {{{', '.join(f'{key!r}: {shown(each)}' for key, each in value.items())}}}"
+        return f"a mapping of {{{', '.join(f'{key!r}: {describe_value(each)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple) and 0 < len(value) <= 4:
-        return f"a {type(value).__name__} of ({', '.join(map(shown, value))})"
+        return f"a {type(value).__name__} of ({', '.join(map(describe_value, value))})"
     return f"a {type(value).__name__}"
 
 

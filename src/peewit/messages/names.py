@@ -120,9 +120,9 @@ def spelled_class(cls: Class) -> Class:
     return cls
 
 
-def check_options(given: Iterable[str], known: Sequence[str], title: str, options: str) -> None:
+def check_options(options_given: Iterable[str], known: Sequence[str], title: str, options: str) -> None:
     """Refuse options that a call does not have, with the nearest one that it has; `options` lists them in words."""
-    for name in given:
+    for name in options_given:
         if name not in known:
             raise ArgumentTypeError(
                 f"{title}() has no option {name!r}{unknown(name, known, OPTIONS)}It takes {options}."
@@ -139,7 +139,7 @@ LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
 }
 
 
-def named(value: Any, names: Mapping[Any, Callable[[], Any]], what: str, kind: type | str) -> Any:
+def resolve_name(value: Any, names: Mapping[Any, Callable[[], Any]], what: str, kind: type | str) -> Any:
     """A value, or the one that a name stands for; all of them are of some kind, or have some method."""
     if not isinstance(value, str):
         instance = value() if isinstance(value, type) else value

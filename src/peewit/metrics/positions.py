@@ -45,7 +45,7 @@ class Positions:
         sums = drawn.sums(torch.cat([sums_by(self.owner, values, self.examples), self.counts[:, None]], -1))
         return sums[:, :-1] / sums[:, -1:]
 
-    def drawn(self, names: Sequence[str], drawn: Resampling) -> dict[str, MetricDraws]:
+    def draw(self, names: Sequence[str], drawn: Resampling) -> dict[str, MetricDraws]:
         """The means by their names."""
         return {name: MetricDraws.of(rows) for name, rows in zip(names, self.means(names, drawn).T, strict=True)}
 
@@ -59,7 +59,7 @@ class Positions:
         return Positions(owner=owner[kept], values=values, examples=len(chosen))
 
     @staticmethod
-    def joined(batches: Sequence[Positions]) -> Positions:
+    def join(batches: Sequence[Positions]) -> Positions:
         """Batches one after the other; probabilities and labels where all batches have them."""
         starts = [0]
         for batch in batches:

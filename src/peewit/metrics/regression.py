@@ -117,7 +117,7 @@ def crps_of_draws(samples: Tensor, y: Tensor) -> Tensor:
 def covered_share(positions: Positions, drawn: Resampling, level: float) -> MetricDraws:
     """The share of targets in the central interval of that probability."""
     inside = ((positions["pit"] - 0.5).abs() <= 0.5 * level).double()
-    return replace(positions, values={"inside": inside}).drawn(("inside",), drawn)["inside"]
+    return replace(positions, values={"inside": inside}).draw(("inside",), drawn)["inside"]
 
 
 def pit_shares(pit: Tensor, bins: int = PIT_BINS) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..messages.arguments import shown
+from ..messages.arguments import describe_value
 from ..messages.errors import ArgumentTypeError, PeewitError
 from .buffers import restore_buffers
 from .calling import call, run
@@ -80,7 +80,7 @@ def _explain_dtype(model: nn.Module, inputs: Inputs, error: Exception) -> Argume
 
 def _explain_form(model: nn.Module, inputs: Inputs, error: Exception, fitted: Sequence[Any]) -> Exception:
     """The error for shapes, keywords or positions that the network does not take."""
-    words = [f"The network fails on inputs that are {shown(inputs)} ({first_line(error)})."]
+    words = [f"The network fails on inputs that are {describe_value(inputs)} ({first_line(error)})."]
     if isinstance(inputs, dict | list | tuple):
         how = "keywords" if isinstance(inputs, dict) else "positions"
         takes = ", ".join(inspect.signature(model.forward).parameters)
@@ -112,8 +112,8 @@ def refuse_axes(x: Inputs, fitted: Sequence[Any]) -> None:
     single = all(few + 1 == many for few, many in zip(axes_of_x, known[0], strict=True))
     hint = " A single example goes in as x[None]." if single else ""
     raise PeewitError(
-        f"x is {shown(x)}, and the network was fitted on inputs of shape {describe_shapes(fitted)}; expected as many "
-        f"axes, the first of them the examples'.{hint}"
+        f"x is {describe_value(x)}, and the network was fitted on inputs of shape {describe_shapes(fitted)}; expected "
+        f"as many axes, the first of them the examples'.{hint}"
     )
 
 

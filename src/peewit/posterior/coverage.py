@@ -91,7 +91,7 @@ def coverage_of(la: PosteriorState) -> Coverage:
     invariant = describe_invariances(la.prior.sets, la.prior.straddling(la.space))
     for name, parameter in la.model.named_parameters():
         if name in la.space.names:
-            rule, words = la.rules[name], la.curvature.approximation(name) + la.space.selected(name)
+            rule, words = la.rules[name], la.curvature.approximation(name) + la.space.describe_selection(name)
         elif name in la.rules:
             rule, words = "unused", "left out"
         else:

@@ -102,7 +102,7 @@ class Trace:
             products=tuple(step.products for step in steps if step.products is not None),
         )
 
-    def warned(self, text: str) -> Trace:
+    def with_warning(self, text: str) -> Trace:
         """Return the trace with one more warning text."""
         return replace(self, warnings=(*self.warnings, text))
 

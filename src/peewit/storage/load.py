@@ -20,7 +20,7 @@ from ..curvature.kinds import CurvatureKind, Hessian
 from ..curvature.totals import Totals
 from ..likelihoods import Likelihood
 from ..messages.errors import MismatchError, NotFiniteError, PeewitError
-from ..messages.names import named
+from ..messages.names import resolve_name
 from ..network.identity import Identity, digest, fingerprint
 from ..network.modules import device_of, unwrap
 from ..posterior.measure import decompose
@@ -53,7 +53,7 @@ def load(
     if not source.is_file():  # reading a pipe would wait for ever
         raise PeewitError(f"{source} is a device, a pipe or a socket; expected a file that Laplace.save wrote.")
     limit = budget(memory, device)
-    family = None if likelihood is None else named(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
+    family = None if likelihood is None else resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
     texts, tensors = read(source)
     try:
         content = parse(texts["peewit"])

@@ -117,7 +117,7 @@ def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, .
     with isolated(model, tracer.selected):
         tracer.cost(inputs)  # says what is wrong with the inputs, where something is
         tape = tracer.trace(inputs)
-        reached = tape.reached()  # an auxiliary head may run after the one whose output is returned
+        reached = tape.reached_uses()  # an auxiliary head may run after the one whose output is returned
         matrices = [use for use in tape.uses if use.rule.matrix and "weight" in use.views and use.key in reached]
         if not matrices:
             raise PeewitError(

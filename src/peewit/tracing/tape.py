@@ -159,7 +159,7 @@ class Tape:
         gradients = iter(torch.vmap(back)(probes))
         return [next(gradients) if hit else None for hit in reached]
 
-    def reached(self) -> set[str]:
+    def reached_uses(self) -> set[str]:
         """Keys of the uses that the output depends on."""
         return set(self.gradients(torch.ones_like(self.output)[None])) if self.output.requires_grad else set()
 

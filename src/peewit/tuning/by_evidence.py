@@ -138,7 +138,7 @@ def tuned_posterior(
 ) -> PosteriorState:
     """The posterior with the best precisions and noise, and the trace."""
     for text in noise_at_its_limit(la, hyperparameters, settings):
-        trace = trace.warned(text)
+        trace = trace.with_warning(text)
     return replace(posterior_at(la, profile, hyperparameters, settings), trace=trace)
 
 

@@ -58,7 +58,7 @@ class Groups:
         pieces = values[self.numbers[first : last + 1].to(values.device)]
         return pieces.repeat_interleave(lengths.to(values.device), output_size=chosen.stop - chosen.start)
 
-    def shared(self, *places: slice) -> bool:
+    def share_one(self, *places: slice) -> bool:
         """Whether all weights in some ranges are in one group."""
         if len(self.numbers) == 1:
             return True
@@ -79,7 +79,7 @@ class Groups:
         by_stretch = [piece.sum(dtype=torch.float64) for piece in values.split(self.lengths.tolist())]
         return sums.index_add_(0, self.numbers, torch.stack(by_stretch).cpu())
 
-    def sorted(self, values: Tensor) -> Tensor:
+    def sort(self, values: Tensor) -> Tensor:
         """(D,) -> (D,): one group after the other."""
         if bool((self.numbers[1:] >= self.numbers[:-1]).all()):
             return values
@@ -98,7 +98,7 @@ class GroupRows:
     @staticmethod
     def of(values: Tensor, groups: Groups) -> GroupRows:
         """Numbers (D,), zeros left out: where they are, they add nothing."""
-        values = groups.sorted(values)
+        values = groups.sort(values)
         kept = values != 0
         sizes = groups.sizes
         counts = Groups(torch.arange(groups.count, device="cpu")[sizes > 0], sizes[sizes > 0], groups.count).sums(kept)

@@ -50,7 +50,7 @@ class Space:
             return {name: shape.numel() for name, shape in zip(self.names, self.shapes, strict=True)}
         return {name: int(self.mask[elements].sum()) for name, elements in self.slices().items()}
 
-    def selected(self, name: str) -> str:
+    def describe_selection(self, name: str) -> str:
         """In words: how many elements of a tensor are selected, where not all are."""
         if self.mask is None:
             return ""

@@ -65,7 +65,7 @@ class DenseCurvature:
         pieces: list[tuple[int, Tensor]] = []
         for parts, matrix in self.matrices.items():
             places = self._slices(parts)
-            if not groups.shared(*places):
+            if not groups.share_one(*places):
                 return None
             wide = matrix.detach().double()
             if base is not None:

@@ -112,7 +112,7 @@ class KronCurvature:
         eigenvalues = torch.zeros(self.space.size, dtype=torch.float64, device=self._some.device)
         for key, block in self.blocks.items():
             places = [self.space.slice_of(part) for part in key]
-            if not groups.shared(*places):
+            if not groups.share_one(*places):
                 return None
             values = block.eigenvalues(None if base is None else self._matrix(base, key, block), key).detach()
             pieces = values.split([span.stop - span.start for span in places])
@@ -124,7 +124,7 @@ class KronCurvature:
             if value.dim() == 1:
                 eigenvalues[span] = value.detach() if unit is None else value.detach().double() / unit
                 continue
-            if not groups.shared(span):
+            if not groups.share_one(span):
                 return None
             if unit is None:
                 eigenvalues[span] = self.eigenvalues[part]
