@@ -82,8 +82,8 @@ def test_differences_within_intervals_are_not_called_better() -> None:
     report = classification()
     wide = {name: near(report.methods[1].metrics[name].value, 0.5) for name in ("ece", "nll")}
     found = answers(with_metric(report, 1, **wide))[1]
-    assert found.mood == FAIR and found.verdict == "Nothing that could not be chance"
-    assert found.sentences[1].endswith("on other inputs of the same kind it could be otherwise, so it may be chance.")
+    assert found.mood == FAIR and found.verdict == "Nothing beyond chance"
+    assert found.sentences[1].endswith("other test inputs could show the opposite, so this may be chance.")
 
 
 def test_differences_on_the_same_inputs_count_although_intervals_overlap() -> None:
@@ -100,7 +100,7 @@ def test_differences_on_the_same_inputs_count_although_intervals_overlap() -> No
     )
     none = {name: Estimate(0.1, -0.05, 0.15) for name in ("accuracy", "ece", "nll")}
     told = replace(report, methods=(first, replace(base, differences=none), *report.methods[2:]))
-    assert answers(told)[1].verdict == "Nothing that could not be chance"
+    assert answers(told)[1].verdict == "Nothing beyond chance"
 
 
 def test_what_got_worse_is_called_worse() -> None:
@@ -200,7 +200,7 @@ def test_a_posterior_alone_is_not_called_the_network() -> None:
     [
         ((0.9, 0.3), (0.9, 0.3), "it notices"),
         ((0.9, 0.3), (0.9, 0.8), "too sure, by 50 points"),
-        ((0.9, 0.9), (0.9, 0.9), "it bears that"),
+        ((0.9, 0.9), (0.9, 0.9), "it copes with that"),
         ((0.9, 0.5), (0.5, 0.55), "does not fall with it"),
     ],
 )
@@ -254,6 +254,14 @@ def test_intervals_of_numbers(held: float, mood: str, verdict: str) -> None:
 )  # fmt: skip
 def test_formats_of_numbers(value: float, percent: bool, text: str) -> None:
     assert words.number(value, percent).replace("\N{NO-BREAK SPACE}", " ") == text
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(0.0, "0"), (1 / 255, "1/255"), (16 / 255, "16/255"), (0.2, "0.2"), (1 / 3, "0.3333"), (0.02, "0.02"), (5, "5")],
+)
+def test_strengths_are_fractions_of_the_levels_of_a_pixel(value: float, text: str) -> None:
+    assert words.strength(value) == text
 
 
 def test_stars_are_for_what_is_seen_to_be_better() -> None:

@@ -120,7 +120,7 @@ def evaluate(
     surest, least = gallery.chosen()
     la = subject.la
     return Report(
-        title=title or f"{type(subject.model).__name__}: how sure can we be?",
+        title=title or f"Uncertainty report: {type(subject.model).__name__}",
         task="regression" if results[0].reliability is None else "classification",
         methods=results,
         surest=surest,

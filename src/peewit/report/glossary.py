@@ -1,4 +1,4 @@
-"""The words of the page: what each means, and for which task it is there."""
+"""The glossary of the page: what each word means, and which tasks show it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TERMS: dict[str, tuple[str, str]] = {
         CLASSES,
     ),
     "Laplace approximation": (
-        "A bell curve over the network's weights, centred at the trained ones and as wide as the training "
-        "data leave them undetermined. Predictions are averaged over it.",
+        "A Gaussian distribution over the network's weights, centred at the trained ones. It is wide where the "
+        "training data say little. Predictions are averaged over it.",
         BOTH,
     ),
     "NLL": (
-        "Negative log-likelihood: the average surprise at the right answers. It punishes being wrong and "
-        "sure. Lower is better.",
+        "Negative log-likelihood: the average surprise at the right answers. It punishes confident mistakes. "
+        "Lower is better.",
         BOTH,
     ),
     "Brier score": (
@@ -34,8 +34,8 @@ TERMS: dict[str, tuple[str, str]] = {
         CLASSES,
     ),
     "AURC": (
-        "Area under the risk-coverage curve: the error rate averaged over how many of the surest predictions "
-        "are kept. Lower is better.",
+        "Area under the risk-coverage curve: the error rate of the surest predictions, averaged over the share "
+        "that is kept. Lower is better.",
         BOTH,
     ),
     "RMSE": (
@@ -48,8 +48,7 @@ TERMS: dict[str, tuple[str, str]] = {
         NUMBERS,
     ),
     "Interval": (
-        "A range that should hold the target with a given probability. Coverage is the share of targets that "
-        "it did hold.",
+        "A range that should hold the target with a given probability. Coverage is the share of targets inside it.",
         NUMBERS,
     ),
     "PIT": (
@@ -62,44 +61,49 @@ TERMS: dict[str, tuple[str, str]] = {
         CLASSES,
     ),
     "Epistemic uncertainty": (
-        "What more training data could remove: it comes from not knowing the weights. Mutual information and "
-        "epistemic variance measure it.",
+        "Uncertainty about the weights, which more training data would reduce. Mutual information and epistemic "
+        "variance measure it.",
         BOTH,
     ),
     "Aleatoric uncertainty": (
-        "What no data could remove: noise, or classes that look alike.",
+        "Uncertainty that no amount of data removes: noise, or classes that look alike.",
         BOTH,
     ),
     "AUROC": (
-        "In pairs of a known and an unknown input, how often the unknown one looks more uncertain: 50 % is "
-        "chance, 100 % perfect.",
+        "In pairs of a known and an unknown input: how often the unknown one is the more uncertain one. 50 % is "
+        "chance, 100 % is perfect.",
         BOTH,
     ),
     "FPR95": (
-        "The share of known inputs that would raise a false alarm if 95 % of the unknown ones are to be noticed.",
+        "False alarms: the share of known inputs flagged at the threshold that flags 95 % of the unknown ones.",
         BOTH,
     ),
     "95 % interval": (
-        "Where 95 % of the values lie if test inputs are drawn anew from those there are (bootstrap). Two methods "
-        "differ by more than chance explains where the interval of their difference, on the same drawn inputs, leaves "
-        "out 0; their own intervals may overlap all the same.",
+        "The range of 95 % of the values when the test inputs are resampled (bootstrap). Two methods differ by more "
+        "than chance explains if the interval of their difference, on the same resampled inputs, excludes 0. Their "
+        "own intervals may still overlap.",
+        BOTH,
+    ),
+    "FGSM, PGD": (
+        "Attacks that change each input slightly, in the direction that raises the network's loss: FGSM in one step, "
+        "PGD in ten. Strength is the largest change, as a share of the range of the inputs.",
         BOTH,
     ),
     "Temperature scaling": (
-        "All outputs divided by one number, chosen on validation data: the simplest way to correct confidence.",
+        "Dividing all outputs by one number, chosen on validation data: the simplest way to correct confidence.",
         CLASSES,
     ),
     "Prior precision": (
-        "How strongly weights are held near zero before the data speak, as 1 / variance.",
+        "How strongly the prior holds weights near zero, as 1 / variance.",
         BOTH,
     ),
     "Effective dimensions": (
-        "How many weights the data determine, rather than the prior.",
+        "The number of weights that the data determine, rather than the prior.",
         BOTH,
     ),
     "Log evidence": (
         "The log probability of the training data under network and prior, averaged over all weights. It "
-        "weighs fit against complexity, and is used to choose the prior.",
+        "balances fit against complexity, and is used to choose the prior.",
         BOTH,
     ),
 }

@@ -1,4 +1,4 @@
-"""Pieces of HTML: every text is escaped here, and nowhere else is HTML made of texts."""
+"""Pieces of HTML. All texts become HTML here, where they are escaped."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Markup:
-    """HTML that is safe as it stands; all other texts are escaped."""
+    """HTML that needs no escaping; all other texts are escaped."""
 
     text: str
 
 
 def safe(value: Any) -> str:
-    """HTML of a text, or of pieces that are HTML already."""
+    """HTML of a text, which is escaped, or of pieces that are HTML already."""
     if isinstance(value, Markup):
         return value.text
     if isinstance(value, list | tuple):
@@ -25,7 +25,7 @@ def safe(value: Any) -> str:
 
 
 def element(name: str, *content: Any, **attributes: Any) -> Markup:
-    """`<name attributes>content</name>`; an underscore at the end, or inside, of an attribute is a dash, or nothing."""
+    """`<name attributes>content</name>`; in an attribute `_` stands for a dash, and at its end for nothing."""
     words = ""
     for key, value in attributes.items():
         if value is None or value is False:
@@ -38,7 +38,7 @@ def element(name: str, *content: Any, **attributes: Any) -> Markup:
 
 
 def cell(content: Any, label: str = "", heading: bool = False) -> Markup:
-    """A cell that says on a phone, where rows are stacked, which column it is of."""
+    """A cell with the name of its column, which phones show because they stack rows."""
     if heading:
         return element("th", content, scope="row", role="rowheader")
     return element("td", content, role="cell", data_label=label or None)
@@ -47,7 +47,7 @@ def cell(content: Any, label: str = "", heading: bool = False) -> Markup:
 def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]], stacked: bool = True) -> Markup:
     """A table whose first column names its rows.
 
-    On a phone its rows are stacked. That takes a table's roles away in some browsers, so they are written out.
+    Phones stack the rows. Stacked tables lose their roles in some browsers, so the roles are written out.
     """
     names = [each if isinstance(each, str) else "" for each in head]
     columns = element("tr", [element("th", each, scope="col", role="columnheader") for each in head], role="row")
@@ -67,7 +67,7 @@ def table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]], stac
 
 
 def section(name: str, title: str, *content: Any) -> Markup:
-    """A part of the page with its heading."""
+    """A section of the page with its heading."""
     return element(
         "section", element("h2", title, id=f"{name}-title"), *content, id=name, aria_labelledby=f"{name}-title"
     )
@@ -79,5 +79,5 @@ def paragraphs(texts: Iterable[str]) -> list[Markup]:
 
 
 def fold(title: str, *content: Any) -> Markup:
-    """Something to open."""
+    """Content that the reader unfolds."""
     return element("details", element("summary", title), *content)

@@ -1,4 +1,4 @@
-"""A report as one page that needs nothing else: figures, texts, style and script in a single file."""
+"""A report as one self-contained page: figures, texts, style and script in a single file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LARGEST = 8_000_000  # bytes of a page
 TITLES = {
     "calibration": "Can its confidence be trusted?",
     "unknown": "Inputs of a kind it never saw",
-    "strain": "Inputs that are disturbed",
-    "examples": "What it is sure of, and what not",
+    "strain": "Corrupted and adversarial inputs",
+    "examples": "The surest and the least sure predictions",
     "posterior": "The posterior",
 }
 NAMES = {
@@ -40,7 +40,7 @@ NAMES = {
 
 
 def write(report: Results, path: str | os.PathLike[str]) -> Path:
-    """Write the page whole or not at all: its place."""
+    """Write the page, whole or not at all, and return its path."""
     target = writable(path, "report.html")
     content = render(report).encode()
     with writing(target) as temporary:
@@ -49,7 +49,7 @@ def write(report: Results, path: str | os.PathLike[str]) -> Path:
 
 
 def render(report: Results) -> str:
-    """The page's text, at most 8 MB: where figures would take more, the largest are left out, their numbers kept."""
+    """The page's text. Beyond 8 MB the largest figures are left out, and their numbers kept."""
     all_plots = plots(report)
     library = plotly()
     text = assemble(report, all_plots, library)
@@ -57,28 +57,28 @@ def render(report: Results) -> str:
         sizes = {plot.name: sum(map(size, plot.variants)) for plot in all_plots}
         largest = max(sizes, key=lambda name: sizes[name])
         if not sizes[largest]:
-            break  # tables alone are too much: nothing else is left to leave out
+            break  # only tables are left
         all_plots = [without_drawing(plot) if plot.name == largest else plot for plot in all_plots]
         text = assemble(report, all_plots, library)
     return text
 
 
 def size(variant: Variant) -> int:
-    """Characters of what is drawn."""
+    """Characters of a drawing and its images."""
     return len(variant.drawing) + (0 if variant.images is None else len(variant.images.text))
 
 
 def without_drawing(plot: Plot) -> Plot:
-    """The same with its numbers alone."""
+    """The plot without its drawings, with its numbers."""
     return replace(
         plot,
-        caption=f"{plot.caption} The figure is left out, since it would make the page too large.",
+        caption=f"{plot.caption} The figure is left out: it would make the page too large.",
         variants=tuple(replace(each, drawing="", alt="", images=None) for each in plot.variants),
     )
 
 
 def plotly() -> str:
-    """The library that draws, as it comes with plotly's Python package."""
+    """The source of plotly.js, from plotly's Python package."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
@@ -87,7 +87,7 @@ def plotly() -> str:
 
 
 def assemble(report: Results, all_plots: list[Plot], library: str) -> str:
-    """All parts in the template."""
+    """Fill the template with all sections."""
     drawings: list[str] = []
     by_section: dict[str, list[Markup]] = {}
     for plot in all_plots:
@@ -128,7 +128,7 @@ FILES = {"template": "template.html", "style": "style.css", "script": "script.js
 
 
 def subtitle(report: Results) -> str:
-    """What was compared."""
+    """The task, and the methods compared."""
     others = [each.name for each in report.methods[1:]]
     beside = f", beside {', '.join(others)}" if others else ""
     return f"{report.task.capitalize()}: {report.methods[0].name}{beside}"
@@ -151,7 +151,7 @@ def curve(report: Results) -> dict[str, Any]:
 
 
 def figure(plot: Plot, drawings: list[str]) -> Markup:
-    """One figure with how to read it, its menu, its variants, and their numbers to open."""
+    """One figure: how to read it, its menu, its variants, and their numbers to unfold."""
     parts: list[Any] = [element("figcaption", element("h3", plot.title), element("p", plot.caption))]
     if len(plot.variants) > 1:
         choices = [element("option", each.label, value=number) for number, each in enumerate(plot.variants)]
@@ -170,7 +170,7 @@ def shape(variant: Variant, number: int, drawings: list[str]) -> Markup:
     return element(
         "div",
         element("div", class_="chart", role="img", aria_label=variant.alt, data_drawing=len(drawings) - 1),
-        fold("The numbers, and what is seen", element("p", variant.alt), variant.numbers),
+        fold("Numbers and description", element("p", variant.alt), variant.numbers),
         class_="variant",
         hidden=number > 0,
     )

@@ -1,4 +1,4 @@
-"""Small images inside the page: PNG without a library."""
+"""Small images inside the page, as PNG files made without a library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pixels = Sequence[Sequence[Sequence[float]]]  # rows, columns, channels, 0 to 1
 
 
 def png(pixels: Pixels) -> bytes:
-    """Grey for one channel, else the first three as red, green and blue."""
+    """A PNG file: grey from the first channel, or red, green and blue from the first three."""
     grey = len(pixels[0][0]) < 3
     rows = [
         bytes(
@@ -40,7 +40,7 @@ def png(pixels: Pixels) -> bytes:
 
 
 def gallery(report: Results) -> Markup | None:
-    """The surest and the least sure test images, each with what was predicted."""
+    """The surest and the least sure test images, each with its prediction."""
     groups = (("The surest", report.surest), ("The least sure", report.least_sure))
     parts: list[Any] = []
     for title, specimens in groups:

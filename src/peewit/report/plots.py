@@ -1,4 +1,4 @@
-"""The figures of the page: what each shows, its variants to choose from, and its numbers as a table."""
+"""The figures of the page: their captions, the variants in their menus, and their numbers as tables."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..metrics.catalogue import describe
 from ..metrics.results import Curve, Estimate, MethodScores, Results, Shift, VariationKind
 from .markup import Markup, table
 from .pictures import gallery, label_text
-from .words import interval, number, score
+from .words import interval, number, score, strength, variation
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-ORDER = ("entropy", "mutual_information", "epistemic_variance", "confidence")  # the most telling first
+ORDER = ("entropy", "mutual_information", "epistemic_variance", "confidence")  # of the menu
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One state of a figure: its name in the menu, what is drawn (JSON), what it shows, and its numbers."""
+    """One entry of a figure's menu: its name, the drawing (JSON), a description, and the numbers."""
 
     label: str
     drawing: str
@@ -47,7 +47,7 @@ class Plot:
 
 
 def variant(label: str, figure: Figure, numbers: Markup) -> Variant:
-    """A figure of plotly as the page keeps it; the page writes a heading in place of its title."""
+    """A plotly figure as the page stores it; the page shows a heading in place of its title."""
     meta = figure.layout.meta or {}
     content = json.loads(figure.to_json())
     layout = content.get("layout", {})
@@ -61,7 +61,7 @@ def variant(label: str, figure: Figure, numbers: Markup) -> Variant:
 
 
 def plots(report: Results) -> list[Plot]:
-    """All figures that this report has numbers for."""
+    """All figures for which the report has numbers."""
     makers: Sequence[Callable[[Results], Iterator[Plot]]] = (
         bars, reliability, pit, risk_coverage, histograms, detections, shifts, attacks, specimens, posterior,
     )  # fmt: skip
@@ -92,7 +92,7 @@ def bars(report: Results) -> Iterator[Plot]:
         )
     yield Plot(
         name="compare", section="methods", title="Methods side by side",
-        caption="Whiskers hold 95 % of the values that other test inputs of the same kind would give.",
+        caption="Whiskers are 95 % intervals over resampled test inputs.",
         menu="Measure", variants=tuple(variants),
     )  # fmt: skip
 
@@ -109,13 +109,12 @@ def by_method(
 
 
 def reliability(report: Results) -> Iterator[Plot]:
-    """Confidence against accuracy, all methods and each by itself."""
+    """Confidence against accuracy, all methods together and each on its own."""
     if methods := [each for each in report.methods if each.reliability is not None]:
         yield Plot(
-            name="reliability", section="calibration", title="Confidence against how often it was right",
+            name="reliability", section="calibration", title="Confidence against accuracy",
             caption="On the diagonal a prediction made with 80 % confidence is right 80 % of the time. Below it the "
-            "method is "
-            "too sure, above it not sure enough.",
+            "method is too sure, above it not sure enough.",
             menu="Method", variants=by_method(methods, figures.reliability, bins),
         )  # fmt: skip
 
@@ -141,12 +140,11 @@ def bins(methods: Sequence[MethodScores]) -> Markup:
 
 
 def pit(report: Results) -> Iterator[Plot]:
-    """Where targets fall in the predicted distributions."""
+    """The quantiles of the predicted distributions at which the targets lie."""
     if methods := [each for each in report.methods if each.pit is not None]:
         yield Plot(
-            name="pit", section="calibration", title="Where targets fell in the predicted distributions",
-            caption="All bars equally high: calibrated. High at both ends: too sure. High in the middle: not sure "
-            "enough.",
+            name="pit", section="calibration", title="Predicted quantiles of the targets",
+            caption="Even: calibrated. Higher at both ends: too sure. Higher in the middle: not sure enough.",
             menu="Method", variants=by_method(methods, figures.pit, shares),
         )  # fmt: skip
 
@@ -176,8 +174,7 @@ def risk_coverage(report: Results) -> Iterator[Plot]:
     numbers = table("Error among the surest predictions", head, rows)
     yield Plot(
         name="risk-coverage", section="calibration", title="Errors when only the surest predictions are kept",
-        caption="A method whose uncertainty means something makes fewer errors the fewer predictions it is asked to "
-        "keep.",
+        caption="If the uncertainty is useful, the error falls as only the surest predictions are kept.",
         variants=(variant("", figures.risk_coverage(*methods), numbers),),
     )  # fmt: skip
 
@@ -198,8 +195,7 @@ def histograms(report: Results) -> Iterator[Plot]:
     if variants and any(set(method.uncertainty) - {"test"} for method in report.methods):
         yield Plot(
             name="uncertainty", section="unknown", title="How unsure it is of known and unknown inputs",
-            caption="The further apart the known (test) and the unknown inputs, the better it notices what it never "
-            "learned.",
+            caption="The less the known (test) and the unknown inputs overlap, the better it detects unknown inputs.",
             menu="Method and measure", variants=tuple(variants),
         )  # fmt: skip
     elif variants:
@@ -222,7 +218,7 @@ def spreads(scores: MethodScores, name: str) -> Markup:
 
 
 def detections(report: Results) -> Iterator[Plot]:
-    """How well unknown inputs are told from known ones."""
+    """How well uncertainty separates unknown inputs from known ones."""
     methods = [method for method in report.methods if method.detection]
     if not methods:
         return
@@ -241,8 +237,7 @@ def detections(report: Results) -> Iterator[Plot]:
     yield Plot(
         name="detection", section="unknown", title="How well unknown inputs are noticed",
         caption="AUROC: in pairs of a known and an unknown input, how often it is less sure of the unknown one. 50 % "
-        "is "
-        "chance.",
+        "is chance.",
         variants=(variant("", figures.detection(*methods), table("Noticing unknown inputs", head, rows)),),
     )  # fmt: skip
 
@@ -257,15 +252,16 @@ def shifts(report: Results) -> Iterator[Plot]:
     """Corruptions."""
     yield from shift_plots(
         report, "shifts", "Corrupted inputs",
-        "Accuracy falls as inputs get worse. Confidence should fall with it: where it stays, it misleads.",
+        "Accuracy falls as inputs get worse. Confidence should fall with it; confidence that stays high misleads.",
     )  # fmt: skip
 
 
 def attacks(report: Results) -> Iterator[Plot]:
     """Adversarial inputs."""
     yield from shift_plots(
-        report, "attacks", "Inputs made to deceive",
-        "Small changes, chosen to make it wrong. Confidence should fall with accuracy: where it stays, it misleads.",
+        report, "attacks", "Adversarial inputs",
+        "Small changes that raise the network's loss. Confidence should fall with accuracy; confidence that stays high "
+        "misleads.",
     )  # fmt: skip
 
 
@@ -281,7 +277,7 @@ def shift_plots(report: Results, kind: VariationKind, title: str, caption: str) 
         for way in ways:
             alone = only(report, kind, way, name)
             if alone.methods:
-                label = f"{describe(name).name}, {way.replace('_', ' ')}"
+                label = f"{describe(name).name}, {variation(way)}"
                 variants.append(
                     variant(label, figures.shift_curves(alone, kind, name), strengths(alone, kind, way, name))
                 )
@@ -292,10 +288,10 @@ def shift_plots(report: Results, kind: VariationKind, title: str, caption: str) 
 
 
 def only(report: Results, kind: str, way: str, name: str) -> Results:
-    """The report with one corruption alone, of the methods that have the metric."""
+    """The report with one corruption only, and the methods that have the metric for it."""
 
-    def kept_of(scores: MethodScores, variation: str) -> dict[str, Shift]:
-        return {way: getattr(scores, variation)[way]} if variation == kind else {}
+    def kept_of(scores: MethodScores, wanted: str) -> dict[str, Shift]:
+        return {way: getattr(scores, wanted)[way]} if wanted == kind else {}
 
     kept = [
         replace(method, shifts=kept_of(method, "shifts"), attacks=kept_of(method, "attacks"))
@@ -310,15 +306,15 @@ def strengths(report: Results, kind: str, way: str, name: str) -> Markup:
     shifts: list[Shift] = [getattr(method, kind)[way] for method in report.methods]
     percent = describe(name).percent
     rows = [
-        (f"strength {strength:g}", *(with_interval(shift.metrics[name][position], percent) for shift in shifts))
-        for position, strength in enumerate(shifts[0].strengths)
+        (f"strength {strength(value)}", *(with_interval(shift.metrics[name][position], percent) for shift in shifts))
+        for position, value in enumerate(shifts[0].strengths)
     ]
     head = ("strength", *(method.name for method in report.methods))
-    return table(f"{describe(name).name}, {way.replace('_', ' ')}", head, rows)
+    return table(f"{describe(name).name}, {variation(way)}", head, rows)
 
 
 def specimens(report: Results) -> Iterator[Plot]:
-    """The surest and the least sure test inputs: as images where they are some, and as a table."""
+    """The surest and the least sure test inputs: images if they are images, and a table."""
     shown = (*report.surest, *report.least_sure)
     if not shown:
         return
@@ -338,29 +334,31 @@ def specimens(report: Results) -> Iterator[Plot]:
     numbers = table("The surest and the least sure test inputs", head, rows)
     yield Plot(
         name="specimens", section="examples", title="The surest and the least sure test inputs",
-        caption=f"By {report.methods[0].name}. A good method's doubts are ones that a person shares.",
+        caption=f"According to {report.methods[0].name}. A good method is unsure where a person would be.",
         variants=(Variant(label="", drawing="", alt="", numbers=numbers, images=gallery(report)),),
     )  # fmt: skip
 
 
 def posterior(report: Results) -> Iterator[Plot]:
-    """What the posterior is like, layer by layer."""
+    """The posterior, layer by layer, and how its prior was tuned."""
     summary = report.posterior
     if summary.get("layers"):
         rows = [
             (
                 layer["name"],
                 f"{layer['weights']:,}",
-                number(layer["prior_variance"]),
-                number(layer["variance_quantiles"][2]),
+                number(math.sqrt(layer["prior_variance"])),
+                number(math.sqrt(max(layer["variance_quantiles"][2], 0.0))),
             )
             for layer in summary["layers"]
         ]
-        head = ("tensor", "weights", "prior variance", "median posterior variance")
+        head = ("tensor", "weights", "prior deviation", "median posterior deviation")
         yield Plot(
             name="variances", section="posterior", title="How uncertain the weights of each layer are",
-            caption="Posterior variances. Where they are near the prior's, the data said little about a layer.",
-            variants=(variant("", figures.marginal_variances(report), table("Variances by tensor", head, rows)),),
+            caption="Standard deviations. Where they are near the prior's, the data say little about a layer.",
+            variants=(
+                variant("", figures.marginal_variances(report), table("Standard deviations by tensor", head, rows)),
+            ),
         )  # fmt: skip
     groups = summary.get("groups") or ()
     if len(groups) > 1 and summary.get("effective_dimensions"):
@@ -370,16 +368,17 @@ def posterior(report: Results) -> Iterator[Plot]:
         listed = table("Effective dimensions", names, counted)
         yield Plot(
             name="dimensions", section="posterior", title="How many weights the data determine",
-            caption="Effective dimensions: about so many weights of a group were fixed by the data, the rest by the "
-            "prior.",
+            caption="Effective dimensions: about how many weights of a group the data determine. The prior determines "
+            "the others.",
             variants=(variant("", figures.effective_dimensions(report), listed),),
         )  # fmt: skip
     if trace := summary.get("trace"):
         steps = [(f"step {step}", number(value)) for step, value in enumerate(trace.get("values", ()))]
-        numbers = table("Steps of tuning", ("step", str(trace.get("objective", "log evidence"))), steps)
+        objective, done = str(trace.get("objective", "log evidence")), trace.get("converged", True)
+        numbers = table("Steps of tuning", ("step", objective), steps)
+        ending = "converged" if done else f"did not converge: {trace.get('stopped', 'it stopped early')}"
         yield Plot(
             name="trace", section="posterior", title="How the prior was chosen",
-            caption=f"Each step of tuning by {trace.get('method', 'the evidence')}; it stopped: "
-            f"{trace.get('stopped', '')}.",
+            caption=f"The {objective} at each step of tuning by {trace.get('method', 'evidence')}. Tuning {ending}.",
             variants=(variant("", figures.evidence_trace(report), numbers),),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The parts of the page that are text and tables."""
+"""The sections of the page that are text and tables."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAIN = {
     "regression": ("rmse", "coverage90", "nll", "crps", "sharpness"),
 }
 LEGEND = (
-    "Each number with the interval that holds 95 % of its values when the test inputs are drawn anew. ★ marks the best "
-    "of a column, ≠ what differs from the first row by more than chance explains, on the same drawn inputs."
+    "Below each number is its 95 % interval when the test inputs are resampled. ★ marks the best value of a column, "
+    "≠ a value that differs from the first row by more than chance explains, on the same resampled inputs."
 )
 MOODS = {"good": "✓", "fair": "≈", "poor": "!", "open": "?"}
 
@@ -87,12 +87,12 @@ def differs(name: str, first: MethodScores, other: MethodScores) -> bool:
 
 
 def mark(sign: str, meaning: str) -> tuple[Markup, Markup]:
-    """A sign, and what is read out in its place."""
+    """A sign, and the words that screen readers say in its place."""
     return element("span", sign, aria_hidden="true"), element("span", f" {meaning}", class_="hidden-text")
 
 
 def value(scores: MethodScores, name: str, top: bool, other: bool = False) -> Any:
-    """A number with its interval below it, marked as the best, or as another than the first method's."""
+    """A number above its interval, marked if it is the best, or if it differs from the first method's."""
     if name not in scores.metrics:
         return "–"
     estimate, percent = scores.metrics[name], describe(name).percent
@@ -103,13 +103,13 @@ def value(scores: MethodScores, name: str, top: bool, other: bool = False) -> An
 
 
 def handing_over(report: Results) -> Markup | None:
-    """A slider: what is gained by asking a person about the least sure."""
+    """A slider: the error that is left when a person decides the least sure predictions."""
     curve = report.methods[0].risk_coverage
     if report.task != "classification" or len(curve.x) < 3:
         return None
     return element(
         "div",
-        element("h3", "Try it: what if a person decides the doubtful ones?"),
+        element("h3", "Try it: what if a person decides the uncertain ones?"),
         element("label", "Share of the least sure predictions that a person decides: ", for_="hand-over"),
         element("input", type="range", id="hand-over", min="0", max="90", step="5", value="20"),
         element("output", "", id="hand-over-text", for_="hand-over", aria_live="polite"),
@@ -118,19 +118,19 @@ def handing_over(report: Results) -> Markup | None:
 
 
 def coverage(report: Results) -> Markup | None:
-    """Which approximation each weight got."""
+    """The approximation of each weight."""
     if not report.coverage:
         return None
     head = list(dict.fromkeys(key for row in report.coverage for key in row if row[key]))  # no empty columns
     rows = [[row.get(key, "") for key in head] for row in report.coverage]
     shown = table("Every tensor of the network", head, rows)
-    text = "Which rule each tensor of weights follows, and how its curvature is kept. Fixed ones count as certain."
+    text = "The layer rule and the curvature approximation of each tensor. Fixed tensors count as certain."
     body = fold(f"All {len(rows)} tensors", shown) if len(rows) > 12 else shown
     return section("coverage", "The network's weights", element("p", text), body)
 
 
 def settings(report: Results) -> Markup:
-    """What is needed to do it again."""
+    """What it takes to make the report again."""
     parts: list[Any] = []
     if report.settings:
         rows = [(key.replace("_", " "), value_text(each)) for key, each in report.settings.items()]
@@ -139,11 +139,11 @@ def settings(report: Results) -> Markup:
         parts.append(table("Versions", ("software", "version"), list(report.versions.items())))
     if report.notes:
         parts += [element("h3", "Notes"), element("ul", [element("li", note) for note in report.notes])]
-    return section("settings", "To do it again", *parts)
+    return section("settings", "To reproduce this report", *parts)
 
 
 def value_text(value: Any) -> str:
-    """A setting in words."""
+    """The value of a setting in words."""
     if isinstance(value, list | tuple):
         return ", ".join(map(value_text, value)) or "none"
     if isinstance(value, dict):
@@ -154,7 +154,7 @@ def value_text(value: Any) -> str:
 
 
 def glossary(report: Results) -> Markup:
-    """The words of the page."""
+    """The glossary, for the task of the report."""
     terms = [
         element("div", element("dt", word), element("dd", meaning))
         for word, (meaning, task) in TERMS.items()

@@ -1,4 +1,4 @@
-"""Three questions and their answers, in words that need no glossary, from the numbers of a report."""
+"""Three questions about a report, answered in plain words from its numbers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 
 from ..metrics.catalogue import merit
 from ..metrics.results import Curve, Detection, Estimate, MethodScores, Reliability, Results, Shift
-from .words import apart, differ, examples, has_interval, number, plain, score, whole
+from .words import apart, differ, examples, has_interval, number, plain, score, variation, whole
 
 GOOD, FAIR, POOR, OPEN = "good", "fair", "poor", "open"
-VAGUE = 0.05  # an error by chance alone, above which a test says nothing about calibration
-FEW = 30  # test inputs, below which a share without an interval says nothing
+VAGUE = 0.05  # calibration error by chance, above which a test says nothing about calibration
+FEW = 30  # test inputs below which a share without an interval says nothing
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A question, the answer in a few words, how good that is, and why."""
+    """A question, its verdict in a few words, how good that is, and the reasons."""
 
     question: str
     verdict: str
@@ -30,7 +30,7 @@ def answers(report: Results) -> tuple[Answer, Answer, Answer]:
     base = plain(report) or report.methods[0]
     first = judge_classes(base) if report.task == "classification" else judge_numbers(base, examples(report))
     if plain(report) is None:
-        text = f"These are the numbers of {base.name}: the network as it is was not measured."
+        text = f"These are the numbers of {base.name}: the plain network was not measured."
         first = replace(first, sentences=(*first.sentences, text))
     return first, judge_change(report), judge_unknown(report)
 
@@ -39,7 +39,7 @@ def answers(report: Results) -> tuple[Answer, Answer, Answer]:
 
 
 def chance_error(bins: Reliability) -> float:
-    """The calibration error that a perfectly calibrated network would show with so many predictions per bin."""
+    """The calibration error of a perfectly calibrated network, by chance, with these numbers of predictions per bin."""
     total = sum(bins.count)
     spread = 0.0
     for confidence, count in zip(bins.confidence, bins.count, strict=True):
@@ -49,7 +49,7 @@ def chance_error(bins: Reliability) -> float:
 
 
 def excess(bins: Reliability) -> float:
-    """Mean confidence less accuracy: above zero, it is too sure."""
+    """Mean confidence minus accuracy: above zero, the network is too sure."""
     pairs = zip(bins.confidence, bins.accuracy, bins.count, strict=True)
     return sum(count * (sure - right) for sure, right, count in pairs) / max(sum(bins.count), 1)
 
@@ -70,14 +70,14 @@ def judge_classes(scores: MethodScores) -> Answer:
     else:
         verdict, mood = f"No: it is {way}", POOR
     sentences = [
-        f"Its confidence and how often it is right differ by {points(error)} on average. With so many test inputs, "
+        f"Its confidence and its accuracy differ by {points(error)} on average. With this many test inputs, "
         f"about {100 * chance:.1f} points would come from chance alone."
     ]
     return Answer(question, verdict, mood, (*example(bins), *sentences))
 
 
 def direction(bins: Reliability, error: float) -> str:
-    """Which way confidence is wrong; both ways where most of the error is gone on average."""
+    """Which way confidence is wrong: both ways if most of the error cancels on average."""
     way = excess(bins)
     if abs(way) < error / 2:
         return "too sure of some predictions, and not sure enough of others"
@@ -91,25 +91,23 @@ def points(value: Estimate) -> str:
 
 
 def example(bins: Reliability) -> tuple[str, ...]:
-    """One bin in words: the one with the largest weighted gap."""
+    """The bin with the largest weighted gap, in words."""
     rows = [row for row in zip(bins.confidence, bins.accuracy, bins.count, strict=True) if row[2] >= 20]
     if not rows:
         return ()
     sure, right, count = max(rows, key=lambda row: abs(row[0] - row[1]) * row[2])
-    return (
-        f"Of {count:,} predictions that it made with {whole(sure)} confidence on average, {whole(right)} were right.",
-    )
+    return (f"Of {count:,} predictions with a mean confidence of {whole(sure)}, {whole(right)} were right.",)
 
 
 def judge_numbers(scores: MethodScores, count: int | None) -> Answer:
-    """Whether intervals hold as many targets as they say."""
+    """Whether intervals hold the share of targets that they should."""
     question = "Is the network calibrated?"
     held = scores.metrics.get("coverage90")
     if held is None or not math.isfinite(held.value):
         return Answer(question, "Not measured", OPEN, ("This report has no coverage of intervals.",))
     text = f"Its 90 % intervals held {whole(held.value)} of the test targets"
     if not has_interval(held) and (count or 0) < FEW:
-        return Answer(question, "This test is too small to tell", OPEN, (f"{text}, without an interval around that.",))
+        return Answer(question, "This test is too small to tell", OPEN, (f"{text}, without an interval for it.",))
     text += f" (95 % interval: {whole(held.low)} to {whole(held.high)})." if has_interval(held) else "."
     if held.low <= 0.9 <= held.high and held.high - held.low > 4 * VAGUE:
         return Answer(question, "This test is too small to tell", OPEN, (text, "90 % lies inside that wide interval."))
@@ -124,15 +122,15 @@ def judge_numbers(scores: MethodScores, count: int | None) -> Answer:
 
 
 def judge_change(report: Results) -> Answer:
-    """The method asked about beside the plain network."""
+    """The first method, compared with the plain network."""
     first, base = report.methods[0], plain(report)
     question = "What did Laplace change?" if report.posterior else f"What did {first.name} change?"
     if base is None:
-        text = f"The network as it is was not measured, so there is nothing to compare {first.name} with."
+        text = f"The plain network was not measured, so there is nothing to compare {first.name} with."
         return Answer(question, "Nothing to compare with", OPEN, (text, *winner(report)))
     if base is first:
         others = ", ".join(each.name for each in report.methods[1:])
-        text = "Only the network as it is was measured" + (f", beside {others}." if others else ".")
+        text = "Only the plain network was measured" + (f", beside {others}." if others else ".")
         return Answer("What did Laplace change?", "No posterior was measured", OPEN, (text,))
     names = ("accuracy", "ece", "nll") if report.task == "classification" else ("rmse", "coverage90", "nll")
     known = [name for name in names if both(name, first, base)]
@@ -142,12 +140,12 @@ def judge_change(report: Results) -> Answer:
 
 
 def both(name: str, first: MethodScores, base: MethodScores) -> bool:
-    """Whether two methods have a metric, and it is a number."""
+    """Whether both methods have a metric, and neither is NaN."""
     return all(name in each.metrics and not math.isnan(each.metrics[name].value) for each in (first, base))
 
 
 def balance(names: list[str], first: MethodScores, base: MethodScores) -> tuple[str, str]:
-    """Better, worse, both, or nothing that could not be chance; fewer errors alone make no probability better."""
+    """Better, worse, both, or nothing beyond chance; fewer errors alone say nothing about probabilities."""
     better: list[str] = []
     worse: list[str] = []
     for name in names:
@@ -160,7 +158,7 @@ def balance(names: list[str], first: MethodScores, base: MethodScores) -> tuple[
         return ("It makes fewer errors" if set(better) <= ERRORS else "Its probabilities can be trusted more"), GOOD
     if worse:
         return ("It makes more errors" if set(worse) <= ERRORS else "Its probabilities got worse"), POOR
-    return "Nothing that could not be chance", FAIR
+    return "Nothing beyond chance", FAIR
 
 
 ERRORS = {"accuracy", "rmse"}
@@ -185,14 +183,14 @@ def compare_metric(name: str, first: MethodScores, base: MethodScores) -> str:
     if differ(name, first, base):
         doubt = f"more than chance explains, and for the {'better' if gained else 'worse'}"
     elif has_interval(now) or has_interval(before):
-        doubt = "on other inputs of the same kind it could be otherwise, so it may be chance"
+        doubt = "other test inputs could show the opposite, so this may be chance"
     else:
-        doubt = "without intervals nobody can say whether by chance"
+        doubt = "without intervals nobody can say whether this is chance"
     return f"{WORDS[name]} {verb} from {one} to {other}: {doubt}."
 
 
 def winner(report: Results) -> tuple[str, ...]:
-    """Which way to predict has the smallest NLL, where it is not the one asked about."""
+    """The method with the smallest NLL, if it is not the first one."""
     first, *others = report.methods
     if not known_nll(first):
         return ()
@@ -219,7 +217,7 @@ def known_nll(scores: MethodScores) -> bool:
 
 
 def judge_unknown(report: Results) -> Answer:
-    """Strange inputs, corrupted ones, and which predictions to hand over."""
+    """Unknown inputs, corrupted inputs, and which predictions to hand over."""
     question = "What does it not know, and does it notice?"
     first, base = report.methods[0], plain(report)
     sentences: list[str] = []
@@ -227,7 +225,7 @@ def judge_unknown(report: Results) -> Answer:
     sentences += [text for text, _ in described if text]
     sentences += describe_worst_shift(first, "shifts") + describe_worst_shift(first, "attacks")
     if not sentences:
-        text = "No inputs of other kinds were given, so this report cannot say what happens outside the test data."
+        text = "Only test inputs were given, so this report cannot say what happens outside the test data."
         return Answer(question, "Not measured", OPEN, (text, *describe_handing_over(report)))
     rates = [rate for _, rate in described if rate is not None]
     if not rates:
@@ -253,13 +251,13 @@ def noticing(rate: Estimate) -> tuple[str, str]:
 
 
 def main_score(detections: dict[str, Detection]) -> str | None:
-    """The score that is compared: chosen beforehand, not by how well it did."""
+    """The score that is compared: fixed in advance, not chosen by its result."""
     order = ("entropy", "variance", "epistemic_variance", "mutual_information", "confidence")
     return next((name for name in order if name in detections), next(iter(detections), None))
 
 
 def describe_detection(name: str, first: MethodScores, base: MethodScores | None) -> tuple[str, Estimate | None]:
-    """One set of unknown inputs."""
+    """A sentence about one set of unknown inputs, and the AUROC."""
     detections = first.detection[name]
     by = main_score(detections)
     if by is None or not math.isfinite(detections[by].auroc.value):
@@ -267,7 +265,7 @@ def describe_detection(name: str, first: MethodScores, base: MethodScores | None
     value = detections[by].auroc
     within = f"{100 * value.low:.0f} to {100 * value.high:.0f}; " if has_interval(value) else ""
     text = (
-        f"In pairs of a known input and one of “{name}”, which it never learned, it is less sure of the unknown one "
+        f"In pairs of a known input and an unknown one from “{name}”, it is less sure of the unknown one "
         f"in {100 * value.value:.0f} of 100 ({within}a coin would say 50)"
     )
     if base is not None and base is not first and by in base.detection.get(name, {}):
@@ -276,12 +274,12 @@ def describe_detection(name: str, first: MethodScores, base: MethodScores | None
         text += "" if apart(value, other) else ", a difference that may be chance"
     top = max(detections, key=lambda data: detections[data].auroc.value)
     if top != by and detections[top].auroc.low > value.high:
-        text += f". Its {score(top)} tells more: {100 * detections[top].auroc.value:.0f} of 100"
+        text += f". By {score(top)} instead, {first.name} reaches {100 * detections[top].auroc.value:.0f} of 100"
     return f"{text}.", value
 
 
 def describe_worst_shift(first: MethodScores, kind: str) -> list[str]:
-    """The corruption, or attack, after which it is most wrongly sure."""
+    """The corruption, or attack, under which it is most overconfident."""
     shifts: dict[str, Shift] = getattr(first, kind)
     known = {name: each for name, each in shifts.items() if has_curves(each)}
     if not known:
@@ -296,38 +294,38 @@ def describe_worst_shift(first: MethodScores, kind: str) -> list[str]:
     which = {"attacks": "attack", "shifts": "corruption"}[kind]
     which = f"the {which} that misleads it most" if len(known) > 1 else f"the {which} tried"
     return [
-        f"Under {which} ({name.replace('_', ' ')}, at its strongest) accuracy goes from {whole(right[0].value)} to "
+        f"Under {which} ({variation(name)}, at its strongest) accuracy goes from {whole(right[0].value)} to "
         f"{whole(right[-1].value)}, and its confidence from {whole(sure[0].value)} to {whole(sure[-1].value)}: "
         f"{outcome(right, sure)}."
     ]
 
 
 def has_curves(shift: Shift) -> bool:
-    """Whether a corruption has accuracy and confidence, first and last, as numbers."""
+    """Whether the first and last accuracy and confidence of a corruption are finite."""
     curves = [shift.metrics.get(name, ()) for name in ("accuracy", "confidence")]
     return all(curve and math.isfinite(curve[0].value) and math.isfinite(curve[-1].value) for curve in curves)
 
 
 def outcome(right: Sequence[Estimate], sure: Sequence[Estimate]) -> str:
-    """Whether confidence went where accuracy went."""
+    """Whether confidence follows accuracy."""
     gap = sure[-1].value - right[-1].value
     if gap > 0.1:
         return f"it is then too sure, by {100 * gap:.0f} points"
     if right[0].value - right[-1].value < 0.02:
-        return "it bears that"
+        return "it copes with that"
     if sure[0].value - sure[-1].value < 0.02:
         return "its confidence does not fall with it"
     return "it notices"
 
 
 def at(curve: Curve, share: float) -> float | None:
-    """The error among the surest share."""
+    """The error among the surest share of predictions."""
     near = min(range(len(curve.x)), key=lambda index: abs(curve.x[index] - share), default=None)
     return None if near is None or abs(curve.x[near] - share) > 0.05 else curve.y[near]
 
 
 def describe_handing_over(report: Results) -> tuple[str, ...]:
-    """What is gained by asking a person about the least sure fifth."""
+    """The error that is left when a person decides the least sure fifth."""
     curve = report.methods[0].risk_coverage
     risk_of_all, risk_of_kept = at(curve, 1.0), at(curve, 0.8)
     if risk_of_all is None or risk_of_kept is None or report.task != "classification":
@@ -340,4 +338,4 @@ def describe_handing_over(report: Results) -> tuple[str, ...]:
         if one == other
         else f"{'fall' if risk_of_kept < risk_of_all else 'rise'} from {one} to {other}"
     )
-    return (f"If a person decided the fifth that it is least sure of, its errors on the rest would {change}.",)
+    return (f"If a person decided the least sure fifth, its errors on the rest would {change}.",)

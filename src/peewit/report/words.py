@@ -1,4 +1,4 @@
-"""Numbers as people read them, and what methods differ in."""
+"""Numbers as text, and comparisons of methods."""
 
 from __future__ import annotations
 
@@ -24,8 +24,19 @@ def score(name: str) -> str:
     return SCORES.get(name, name.replace("_", " "))
 
 
+def variation(name: str) -> str:
+    """A corruption or an attack in words."""
+    return name.upper() if name in ("fgsm", "pgd") else name.replace("_", " ")
+
+
+def strength(value: float) -> str:
+    """A strength with up to four digits; a few of the 255 levels of a pixel as a fraction."""
+    levels, text = round(255 * value), f"{value:.4g}"
+    return f"{levels}/255" if text != f"{value:g}" and levels <= 32 and math.isclose(levels, 255 * value) else text
+
+
 def number(value: float, percent: bool = False) -> str:
-    """Three digits that say something, or a percentage."""
+    """A number with three digits, or a percentage with one after the point."""
     if not math.isfinite(value):
         return {math.inf: "∞", -math.inf: "−∞"}.get(value, "–")
     if percent:
@@ -34,7 +45,7 @@ def number(value: float, percent: bool = False) -> str:
 
 
 def interval(value: Estimate, percent: bool = False) -> str:
-    """`low–high`, empty where there is none."""
+    """`low–high`; empty without an interval."""
     if not has_interval(value):
         return ""
     low, high = number(value.low, percent), number(value.high, percent)
@@ -42,24 +53,24 @@ def interval(value: Estimate, percent: bool = False) -> str:
 
 
 def whole(value: float) -> str:
-    """A percentage without digits after the point, but for those near 0 and 100."""
+    """A whole percentage, with one digit after the point near 0 and 100."""
     return f"{100 * value:.{1 if 0 < value < 0.02 or 0.98 < value < 1 else 0}f}{PERCENT}"
 
 
 def has_interval(value: Estimate) -> bool:
-    """Whether there is an interval; its ends are equal where none was asked for, or where there is one example."""
+    """Whether there is an interval: its ends are equal if none was computed, or for a single example."""
     return math.isfinite(value.low) and math.isfinite(value.high) and value.low < value.high
 
 
 def apart(one: Estimate, other: Estimate) -> bool:
-    """Whether there are intervals that do not overlap: then the difference is hardly chance."""
+    """Whether there are intervals, and they do not overlap: the difference is then hardly chance."""
     return (has_interval(one) or has_interval(other)) and (one.high < other.low or other.high < one.low)
 
 
 def differ(name: str, first: MethodScores, other: MethodScores) -> bool:
     """Whether a metric of two methods differs by more than chance explains; `first` is the report's first one.
 
-    On the same drawn inputs where the report has that: there what both methods share of chance cancels.
+    It compares on the same resampled inputs if the report has the differences: chance that both share cancels.
     """
     known = other.differences.get(name)
     if known is None:
@@ -68,7 +79,7 @@ def differ(name: str, first: MethodScores, other: MethodScores) -> bool:
 
 
 def best(name: str, methods: Sequence[MethodScores]) -> list[bool]:
-    """Which methods have the best value of a metric, as far as the digits shown tell; none where all are equal."""
+    """Which methods have the best value of a metric, in the digits shown; none if all are equal."""
     kind = describe(name)
     values = [each.metrics[name].value if name in each.metrics else math.nan for each in methods]
     if kind.better == 0 and kind.ideal is None:
@@ -83,7 +94,7 @@ def best(name: str, methods: Sequence[MethodScores]) -> list[bool]:
 
 
 def plain(report: Results) -> MethodScores | None:
-    """The network as it is, among the methods."""
+    """The plain network, among the methods."""
     return next((each for each in report.methods if is_plain(each)), None)
 
 
@@ -93,6 +104,6 @@ def is_plain(scores: MethodScores) -> bool:
 
 
 def examples(report: Results) -> int | None:
-    """How many test inputs there were, where the report says so."""
+    """The number of test inputs, if the report has it."""
     bins, total = report.methods[0].reliability, report.settings.get("test examples")
     return total if isinstance(total, int) else None if bins is None else sum(bins.count)
