@@ -46,7 +46,7 @@ def import_named(text: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise Problem(
-                f"{what} {text!r}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}, nor "
+                f"{what} {text!r}: there is not a module {error.name!r}, neither installed nor in {os.getcwd()}, nor "
                 "beside a file of settings."
             ) from error
         raise Problem(f"{what} {text!r}: importing it failed: {error}.") from error
@@ -86,6 +86,21 @@ def network(settings: Mapping[str, Any]) -> nn.Module:
     if "weights" in settings:
         load_weights(model, Path(settings["weights"]))
     return model.to(device(settings))
+
+
+def is_made_anew(settings: Mapping[str, Any], model: nn.Module) -> bool:
+    """Whether the function that makes the network gives it other weights each time: they are random."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            other = call_named(settings["model"], "--model", settings.get("arguments"))
+    except Problem:  # it can be made once
+        return False
+    if not isinstance(other, nn.Module) or other is model:
+        return False
+    weights, others = dict(model.named_parameters()), dict(other.named_parameters())
+    return weights.keys() == others.keys() and any(
+        not torch.equal(weight.cpu(), others[name].cpu()) for name, weight in weights.items()
+    )
 
 
 def ensemble(settings: Mapping[str, Any], model: nn.Module) -> list[nn.Module] | None:

@@ -17,6 +17,7 @@ from .. import likelihoods
 from ..curvature import kinds, structures
 from ..laplace import Laplace
 from ..posterior.schema import Schema
+from .checking import NetworkCheck, check_network
 from .datasets import Wanted, load
 from .networks import is_classification, network, posterior
 from .networks import likelihood as chosen_likelihood
@@ -30,7 +31,7 @@ Out = Annotated[Path, typer.Option("--out", "-o", help="Where to write the poste
 FIT = examples(
     "peewit fit -m networks:lenet -w lenet.safetensors -l classification --train train.npz -o posterior.safetensors",
     "peewit fit -c run.toml --set fit.weights=last_layer --set fit.structure=full --tune",
-    "peewit fit -m networks:mlp -l regression --train houses.csv --target price --json",
+    "peewit fit -m networks:mlp -w mlp.safetensors -l regression --train houses.csv --target price --json",
 )
 TUNE = examples(
     "peewit tune -c run.toml -p posterior.safetensors -o tuned.safetensors",
@@ -56,6 +57,10 @@ TUNE = examples(
         "linearised model, which --tune keeps.",
     ),
     option("noise", float, help="Standard deviation in regression."),
+    option(
+        "diagnose", bool, "--diagnose/--no-diagnose",
+        help="Whether to check the network on its training data, in one more pass (default: yes).",
+    ),
 )  # fmt: skip
 def fit(
     run: Run,
@@ -77,8 +82,10 @@ def fit(
         with voice.stage("prior and noise by the evidence", with_bar=False):
             kept = la.linear_mode is not None
             la = la.tune(train=data.value if kept else None, progress=voice.progress)
+    seconds = time.perf_counter() - began
+    check = check_network(la, data.value, settings, voice) if settings.get("diagnose", True) else None
     la.save(target_file)
-    tell(voice, la, target_file, time.perf_counter() - began)
+    tell(voice, la, target_file, seconds, check=check)
 
 
 @reads(
@@ -154,7 +161,14 @@ def summary(la: Laplace) -> dict[str, Any]:
     }
 
 
-def tell(voice: Voice, la: Laplace, out: Path, seconds: float, before: float | None = None) -> None:
+def tell(
+    voice: Voice,
+    la: Laplace,
+    out: Path,
+    seconds: float,
+    before: float | None = None,
+    check: NetworkCheck | None = None,
+) -> None:
     """What was made, and where it is."""
     values = {"posterior": str(out), **summary(la), "seconds": seconds}
     lines = [repr(la)]
@@ -172,6 +186,9 @@ def tell(voice: Voice, la: Laplace, out: Path, seconds: float, before: float | N
     if la.trace is not None:
         values["tuning"] = {"steps": len(la.trace), "converged": la.trace.converged, "stopped": la.trace.stopped}
         lines.append(f"tuned in {len(la.trace)} steps: {la.trace.stopped}")
+    if check is not None:
+        values |= check.values()
+        lines += check.lines()
     voice.answer(values, *lines, f"written to {out}")
 
 

@@ -41,6 +41,7 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "device": (str,),
     "seed": (int,),
     "title": (str,),
+    "diagnose": (bool,),
     "fit.weights": (str, list),
     "fit.structure": (str,),
     "fit.curvature": (str,),
@@ -123,7 +124,7 @@ def flat(content: Mapping[str, Any], where: str) -> dict[str, Any]:
 def check(name: str, value: Any, where: str) -> None:
     """Refuse a setting that nobody reads, or one of another type."""
     if name not in KNOWN:
-        raise Problem(f"{where}: there is no setting {name!r}; {nearest(name, KNOWN)}Known: {', '.join(KNOWN)}.")
+        raise Problem(f"{where}: there is not a setting {name!r}; {nearest(name, KNOWN)}Known: {', '.join(KNOWN)}.")
     kinds = KNOWN[name]
     # TOML's true is Python's True, which is a number to Python alone.
     right = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
@@ -156,7 +157,7 @@ def assignment(text: str) -> dict[str, Any]:
         except tomllib.TOMLDecodeError as error:
             if value.strip()[:1] in ('"', "'", "[", "{"):  # meant as TOML, and wrong
                 raise Problem(f"{where}: the value is no TOML: {error}.") from error
-    raise Problem(f"{where}: {key.strip()!r} is no name of a setting.")
+    raise Problem(f"{where}: {key.strip()!r} is not a name of a setting.")
 
 
 def gather(config: Path | None, assignments: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,149 @@
+"""What `peewit fit` says about the network that it was given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import peewit as pw
+
+pytest.importorskip("typer", reason="no typer")
+
+from commands import furnished, run, write_csv
+from peewit.cli import checking, main
+from peewit.cli.checking import as_commands
+
+MODULE = """
+import torch
+from torch import nn
+
+def regressor():
+    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+def seeded():
+    torch.manual_seed(3)
+    return regressor()
+
+made = []
+
+def once():
+    made.append(seeded())
+    if len(made) > 1:
+        raise RuntimeError("it is made once")
+    return made[0]
+
+net = seeded()
+"""
+FIT = "fit -l regression -o made.safetensors -m"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A network that was trained on standardised columns, and these columns raw and standardised."""
+    for module in furnished(tmp_path, monkeypatch):
+        (tmp_path / f"{module}_raw.py").write_text(MODULE)
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        x = torch.randn(80, 2)
+        y = x.sum(1, keepdim=True) + 0.1 * torch.randn(80, 1)
+        optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
+        for _ in range(300):
+            optimiser.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimiser.step()
+        torch.save(model.state_dict(), "trained.pt")
+        for name, scale in (("raw", 40.0), ("standardised", 1.0)):
+            rows = torch.cat([scale * x + scale - 1, scale * y + 5 * (scale - 1)], 1).tolist()
+            write_csv(Path(f"{name}.csv"), ["a", "b", "target"], [list(row) for row in rows])
+        yield f"{module}_raw"
+
+
+def test_raw_columns_for_a_network_of_standardised_ones(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The mistake of everyone: the first finding says so, each is one line with what to do, and the fit is written."""
+    for tuned in ("", "--tune"):
+        assert run(f"{FIT} NET:regressor -w trained.pt --train raw.csv {tuned}", place) == 0
+        lines = capsys.readouterr().out.splitlines()
+        found = [line for line in lines if line.startswith(("problem, ", "warning, ", "note, "))]
+        assert found[0].startswith("problem, fit: The network is worse than a constant: R^2 is -")
+        assert "that inputs and targets are scaled as in training" in found[0]
+        assert all(" What to do: " in line for line in found)
+        assert not any("la." in line for line in found), "commands, and not calls"
+        assert sum(line.startswith("fine: ") for line in lines) == 1
+        assert Path("made.safetensors").is_file()
+
+
+def test_a_network_that_is_fine_takes_one_line(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = f"{FIT} NET:regressor -w trained.pt --train standardised.csv --at linear_mode --tune"
+    assert run(given, place) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith(("problem", "warning", "note"))] == []
+    assert [line for line in lines if line.startswith("fine: ")] == ["fine: fit, mode, residuals, evidence, rounding"]
+
+
+def test_findings_in_json(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{FIT} NET:regressor -w trained.pt --train raw.csv --json", place) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert findings[0]["topic"] == "fit" and findings[0]["severity"] == "problem"
+    assert findings[0]["numbers"]["share"] < 0
+    assert "fine" in {each["severity"] for each in findings}
+
+
+@pytest.mark.parametrize("extra", ["--no-diagnose", "--set diagnose=false"])
+def test_the_diagnosis_can_be_left_out(extra: str, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{FIT} NET:regressor --train raw.csv {extra} --json", place) == 0
+    told = capsys.readouterr()
+    assert "findings" not in json.loads(told.out) and "diagnosis" not in told.err
+
+
+def test_random_weights_are_named(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where none were given, and the network has others each time; not where the function puts them in."""
+    for net, given, random in (
+        ("regressor", "", True),
+        ("regressor", "-w trained.pt", False),
+        ("seeded", "", False),
+        ("net", "", False),
+        ("once", "", False),
+    ):
+        assert run(f"{FIT} NET:{net} {given} --train standardised.csv", place) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem, weights: ")]
+        assert len(lines) == random, net
+        if random:
+            assert "--weights FILE" in lines[0] and "no command can use the posterior" in lines[0]
+
+
+def test_a_diagnosis_that_fails_loses_nothing(
+    place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The posterior is written, and a line says why there are no findings."""
+
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr(pw.Laplace, "diagnose", failing)
+    assert run(f"{FIT} NET:regressor -w trained.pt --train raw.csv", place) == 0
+    assert "not diagnosed: out of memory\n" in capsys.readouterr().out and Path("made.safetensors").is_file()
+    assert run(f"{FIT} NET:regressor -w trained.pt --train raw.csv --json", place) == 0
+    assert json.loads(capsys.readouterr().out)["not_diagnosed"] == "out of memory"
+
+
+def test_data_that_can_be_passed_over_once(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A generator is spent by the fit."""
+    module = place.removesuffix("_raw")
+    Path(f"{place}_once.py").write_text(f"from {module} import data\ndef stream():\n    yield data()\n")
+    given = f"fit -m {module}:classifier -l classification --train {place}_once:stream -o made.safetensors"
+    assert main(given.split()) == 0
+    told = capsys.readouterr().out
+    assert "not diagnosed: data is a one-shot iterator" in told and Path("made.safetensors").is_file()
+
+
+def test_advice_names_commands() -> None:
+    assert as_commands("Use la.tune(at='linear_mode', train=...), or train.") == (
+        "Use peewit fit --at linear_mode --tune, or train."
+    )
+    assert as_commands("set it, la.with_noise(0.3).") == "set it, peewit fit --noise 0.3."
+    assert as_commands("la.tune('validation', validation=...)") == "peewit tune --method validation --validation DATA"
+    assert len(checking.COMMANDS) == 3
