@@ -154,7 +154,7 @@ def test_assignments_are_typed_as_toml(text: str, expected: dict[str, object]) -
         ("fit.structur=diag", "did you mean 'fit.structure'?"),
         ("fit=3", "expected a table"),
         ("ood.far=3", "ood is"),
-        ("two words=3", "no name of a setting"),
+        ("two words=3", "not a name of a setting"),
     ],
 )
 def test_bad_assignments_are_refused(text: str, words: str) -> None:
@@ -418,7 +418,7 @@ POSTERIOR = "-m NET:classifier -w weights.pt -p made.safetensors"
         (f"predict {POSTERIOR} --data named.csv -o p.csv", "The column of the target is named by --target"),
         ("report hollow.json", "a report without methods"),
         ("report hollow.json --test train.npz", "and --test; expected a report in JSON, or what to measure"),
-        ("report train.npz", "is no text; expected a report in JSON"),
+        ("report train.npz", "is not text; expected a report in JSON"),
         ("fit -c gone.toml", "There is no file gone.toml"),
         ("fit -c weights.pt", "is no TOML"),
         ("fit -c run.toml --set size=3", "expected a list"),

@@ -254,8 +254,8 @@ def test_what_has_no_figure_is_refused() -> None:
         (lambda: figures.monte_carlo(figures.prediction_draws(la, small.x, 3), small.x, 3), "leave x and samples out"),
         (lambda: figures.decision_map(prediction.decisions(la, small.data, points=3), points=5), "leave points out"),
         (lambda: figures.reliability(), "no scores"),
-        (lambda: figures.reliability(*numbers.methods), "see pit"),
-        (lambda: figures.pit(*made.methods), "see reliability"),
+        (lambda: figures.reliability(*numbers.methods), "use pit"),
+        (lambda: figures.pit(*made.methods), "use reliability"),
         (lambda: figures.uncertainty_histogram(made.methods[0], "entropie"), "did you mean 'entropy'"),
         (lambda: figures.compare(made, "acuracy"), "did you mean 'accuracy'"),
         (lambda: figures.shift_curves(made, "shift"), "did you mean 'shifts'"),
@@ -293,7 +293,7 @@ def test_pages_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "folder.html").mkdir()
     with pytest.raises(IsADirectoryError, match="is a folder"):
         figures.save(figure, tmp_path / "folder.html")
-    with pytest.raises(TypeError, match="expected a figure of plotly"):
+    with pytest.raises(TypeError, match="expected a plotly figure"):
         figures.save("figure", tmp_path / "one.html")
     with pytest.raises(ValueError, match="plotlyjs"):
         figures.save(figure, tmp_path / "one.html", plotlyjs="local")

@@ -529,7 +529,7 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     kron = small.fit("kron")
     with pytest.raises(ValueError, match="Known"):
         figures.kronecker_factors(kron, "7.weight")
-    with pytest.raises(ValueError, match="is no uncertain weight"):
+    with pytest.raises(ValueError, match="is not an uncertain weight"):
         figures.approximations(kron, small.data, "7.weight")
     moved = Small(
         model=copy.deepcopy(small.model), x=small.x, y=small.y, likelihood="classification", words="classification"
@@ -544,11 +544,11 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
         figures.curvature_matrices(la, iter([small.data]))
     with pytest.raises(ValueError, match="Known: linearised, sampled"):
         figures.prediction_draws(la, small.x, 3, method="exact")
-    with pytest.raises(ValueError, match="has 1 uncertain weight"):
+    with pytest.raises(ValueError, match="has only 1 uncertain weight"):
         losses.landscape(small.fit("full", weights=torch.arange(27) == 3), small.data, directions="random")
     with pytest.raises(ValueError, match="no bands"):
         prediction.band(la, small.data)
-    with pytest.raises(ValueError, match="room for 2"):
+    with pytest.raises(ValueError, match="expects 2 per example"):
         prediction.decisions(case("images").fit("diag"), case("images").data)
     with pytest.raises(ValueError, match="expected classification or binary"):
         prediction.decisions(case("regression").fit("diag"), case("regression").data)

@@ -234,7 +234,7 @@ def test_spectra_of_many_layers_leave_room() -> None:
     la = pw.fit(model, numbers(10, 2), "regression", structure="diag")
     figure = figures.spectra(la)
     named = [trace.name for trace in figure.data if trace.showlegend is not False]
-    assert named == ["24 tensors, by name where you point", "prior precision"]
+    assert named == ["24 tensors, named under the pointer", "prior precision"]
 
 
 def test_vectors_of_a_large_network_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

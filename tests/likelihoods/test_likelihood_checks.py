@@ -261,7 +261,7 @@ def test_options_that_do() -> None:
     """At their limits; and what they make of the loss is said in full."""
     for smoothing in (0, 0.0, 0.999):
         assert pw.Categorical(label_smoothing=smoothing).label_smoothing == smoothing
-    rest = "the loss is no likelihood of the labels"
+    rest = "the loss is not a likelihood of the labels"
     weight = torch.tensor([0.0, 1e-3, 5.0])
     assert pw.Categorical(weight=weight).caveat == f"with class weights {rest}"
     assert pw.Categorical(label_smoothing=0.1).caveat == f"with label smoothing {rest}"

@@ -58,7 +58,7 @@ NAMES = [
         "name of a mask",
         lambda w: w.fit(weights={"0.bais": torch.ones(5, dtype=torch.bool)}, structure="diag"),
         V,
-        ("'0.bais'", "no parameter", "0.bias"),
+        ("'0.bais'", "not a parameter", "0.bias"),
     ),
     Row(
         "option of fit",

@@ -262,7 +262,7 @@ def test_refusals_name_what_is_near() -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
         ("heed.weight", ValueError, r"fits no parameter.*head\.weight"),
         (["first", "secnd.bias"], ValueError, r"secnd\.bias.*second\.bias"),
-        ({"head.wight": torch.ones(3, 5) > 0}, ValueError, r"no parameter.*head\.weight"),
+        ({"head.wight": torch.ones(3, 5) > 0}, ValueError, r"not a parameter.*head\.weight"),
         ({"head.weight": torch.ones(5, 3) > 0}, ValueError, r"\(5, 3\).*expected \(3, 5\) booleans"),
         ({"head.weight": torch.ones(3, 5)}, ValueError, r"float32.*booleans"),
         (torch.ones(7) > 0, ValueError, r"\(7,\).*one per trainable weight"),

@@ -99,7 +99,7 @@ def read_report(source: Path, run: Run) -> Report:
     try:
         stored = Report.from_json(source)
     except UnicodeDecodeError as error:
-        raise Problem(f"{source} is no text; expected a report in JSON, as `peewit evaluate -o` writes it.") from error
+        raise Problem(f"{source} is not text; expected a report in JSON, as `peewit evaluate -o` writes it.") from error
     except ValueError as error:
         raise Problem(f"{source}: {error}") from error
     if not stored.methods:

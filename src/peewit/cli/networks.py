@@ -46,7 +46,7 @@ def import_named(text: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise Problem(
-                f"{what} {text!r}: there is not a module {error.name!r}, neither installed nor in {os.getcwd()}, nor "
+                f"{what} {text!r}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}, nor "
                 "beside a file of settings."
             ) from error
         raise Problem(f"{what} {text!r}: importing it failed: {error}.") from error

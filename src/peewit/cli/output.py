@@ -123,7 +123,7 @@ def check_writable(path: Path, suffixes: Sequence[str] = ()) -> Path:
     if path.is_dir():
         raise Problem(f"{path} is a folder; expected the name of a file to write.")
     if path.exists() and not path.is_file():
-        raise Problem(f"{path} is no plain file; expected the name of a file to write.")
+        raise Problem(f"{path} is not a plain file; expected the name of a file to write.")
     if path.parent.exists() and not path.parent.is_dir():
         raise Problem(f"{path.parent} is a file; expected a folder for {path.name}.")
     if not path.parent.is_dir():

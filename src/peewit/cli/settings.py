@@ -124,7 +124,7 @@ def flat(content: Mapping[str, Any], where: str) -> dict[str, Any]:
 def check(name: str, value: Any, where: str) -> None:
     """Refuse a setting that nobody reads, or one of another type."""
     if name not in KNOWN:
-        raise Problem(f"{where}: there is not a setting {name!r}; {nearest(name, KNOWN)}Known: {', '.join(KNOWN)}.")
+        raise Problem(f"{where}: there is no setting {name!r}; {nearest(name, KNOWN)}Known: {', '.join(KNOWN)}.")
     kinds = KNOWN[name]
     # TOML's true is Python's True, which is a number to Python alone.
     right = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)

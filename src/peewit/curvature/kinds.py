@@ -104,7 +104,7 @@ class MonteCarlo:
         degree: Power of the noise precision (1 / noise variance) that multiplies the curvature; not to be changed.
 
     Raises:
-        PeewitError: `samples` is no positive whole number.
+        PeewitError: `samples` is not a positive whole number.
 
     Example:
         >>> pw.fit(model, (x, y), "classification", curvature=pw.MonteCarlo(samples=4)).curvature.samples

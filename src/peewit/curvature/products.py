@@ -105,7 +105,7 @@ class Products:
         Raises:
             PeewitError: `v` has the wrong shape, the data has no examples or targets that do not fit, or the network
                 lacks the second derivatives that `curvature="hessian"` needs.
-            ArgumentTypeError: `v` is no tensor.
+            ArgumentTypeError: `v` is not a tensor.
             NotFiniteError: `v`, the data or the network's outputs hold NaN or Inf.
 
         Example:

@@ -76,7 +76,7 @@ def _labels(positions: Positions, targets: Tensor, position: int, row: int) -> t
 
 
 def pixels_of(x: Tensor, limits: InputRange) -> Any:
-    """(channels, rows, columns) as nested tuples (rows, columns, channels) in 0 to 1; None for what is no image."""
+    """(channels, rows, columns) as nested tuples (rows, columns, channels) in 0 to 1; None for what is not an image."""
     if x.dim() != 3 or x.shape[0] not in (1, 3) or not x.is_floating_point() or min(x.shape[1:]) < 2:
         return None
     image = x.detach().float().cpu()

@@ -152,7 +152,7 @@ def sweep(
     Raises:
         PeewitError: A range is not two rising positive numbers, a name is unknown, `trials` is too small, or the data
             is a one-shot iterator or has no labelled examples.
-        ArgumentTypeError: `la` is no `pw.Laplace`, `metric` is no name, or `generator` is no torch.Generator.
+        ArgumentTypeError: `la` is not a `pw.Laplace`, `metric` is not a name, or `generator` is not a torch.Generator.
         MissingPackageError: `method="bayesian"` without optuna.
 
     Example:

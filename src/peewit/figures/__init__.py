@@ -1,10 +1,9 @@
 """Interactive figures of posteriors, predictions and reports, drawn by plotly.
 
-Functions that draw return a plotly figure and need plotly, which is imported when the first figure is made. The others
-(`curvature_matrices`, `layer_spectra`, `kronecker_factors`, `approximations`, `landscape`,
-`prediction_draws`) return the numbers behind a figure. Every
-figure works in a notebook, and `save` writes it as a page or a picture. `figure.layout.meta["alt"]` describes a figure
-in a sentence or two.
+Functions that draw return a plotly figure; they import plotly when they first run. The others (`curvature_matrices`,
+`layer_spectra`, `kronecker_factors`, `approximations`, `landscape`, `prediction_draws`) return the numbers behind a
+figure. Figures work in notebooks, and `save` writes them as pages or pictures. `figure.layout.meta["alt"]` describes a
+figure in a sentence or two.
 """
 
 from .curvature import (
@@ -72,5 +71,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """What is for users."""
+    """The public names."""
     return sorted(__all__)

@@ -1,4 +1,4 @@
-"""Curvature as matrices small enough to look at: the whole, a layer's spectrum, a block and what it becomes."""
+"""Numbers behind figures of curvature: matrices, spectra of layers, and blocks with their approximations."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from . import style
 if TYPE_CHECKING:
     from ..laplace import Laplace
 
-WEIGHTS = 300  # that a picture of the whole matrix has room for
-VECTORS = 24  # bytes for each number of a vector that is multiplied with the matrix
-LARGEST = 2_000  # weights of a block that is made dense
+WEIGHTS = 300  # the most that fit into a picture of the whole matrix
+VECTORS = 24  # bytes per element of a vector in a product with the matrix
+LARGEST = 2_000  # weights of the largest block that is made dense
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -71,17 +71,17 @@ def curvature_matrices(
     Args:
         la: A posterior.
         data: Training data: a loader, batches, or a pair (inputs, targets). It is passed over twice.
-        most: About how many weights to take, shared out between tensors by their size and evenly spaced in each. Every
-            tensor has at least one.
-        memory: Bytes for vectors that are multiplied at a time. None for the limit that the posterior has.
+        most: About how many weights to take. Each tensor gets a share in proportion to its size, and at least one,
+            evenly spaced.
+        memory: Bytes for the vectors of one product. None for the posterior's limit.
         progress: Whether to show a progress bar.
 
     Returns:
         The `CurvatureMatrices` with K weights, about `most`, or all D where there are fewer.
 
     Raises:
-        ArgumentTypeError: `la` is no posterior.
-        PeewitError: `most` is no positive whole number, or `data` is a one-shot iterator.
+        ArgumentTypeError: `la` is not a posterior.
+        PeewitError: `most` is not a positive whole number, or `data` is a one-shot iterator.
         MismatchError: The network has changed since the fit.
 
     Example:
@@ -94,7 +94,9 @@ def curvature_matrices(
     chosen, names, ends = pick_weights(la, most)
     batches = Batches(data, la.weights.device)
     if batches.one_shot:
-        raise PeewitError("The data is passed over twice; a one-shot iterator was given. Give a loader or tensors.")
+        raise PeewitError(
+            "A one-shot iterator was given, but this passes over the data twice; give a loader or tensors."
+        )
     network = network_of(la.state, memory)  # refuses a network that has changed
     on_device = chosen.to(la.weights.device)
     parts = on_device.split(network.budget.count(VECTORS * la.D, 64))
@@ -110,14 +112,14 @@ def curvature_matrices(
 
 
 def units(places: Tensor, like: Tensor) -> Tensor:
-    """(k, D): vectors with a one at each of k places."""
+    """(k, D): unit vectors at k places."""
     vectors = like.new_zeros(len(places), len(like))
     vectors[torch.arange(len(places), device=like.device), places] = 1
     return vectors
 
 
 def pick_weights(la: Laplace, most: int) -> tuple[Tensor, tuple[str, ...], tuple[int, ...]]:
-    """Places of at most so many weights, shared out between tensors by their sizes, and where each tensor's end."""
+    """Places of about `most` weights, in proportion to tensors' sizes; names of the tensors, and where each ends."""
     sizes = own_sizes(la)
     kept, ends, start = [], [], 0
     share = min(1.0, most / la.D)
@@ -130,7 +132,7 @@ def pick_weights(la: Laplace, most: int) -> tuple[Tensor, tuple[str, ...], tuple
 
 
 def own_sizes(la: Laplace) -> dict[str, int]:
-    """How many weights of each tensor are uncertain."""
+    """The number of uncertain weights of each tensor."""
     return {name: number for name, number in la.space.counts().items() if number}
 
 
@@ -162,7 +164,7 @@ class LayerSpectrum:
 
 
 def bare(la: Laplace) -> Blocks:
-    """The curvature alone, at the likelihood's noise, without the prior."""
+    """The curvature at the likelihood's noise, without the prior."""
     data_weight = la.state.problem.data_weight(la.likelihood.noise_precision)
     return la.state.curvature.precision(torch.zeros_like(la.weights), data_weight)
 
@@ -171,8 +173,8 @@ def bare(la: Laplace) -> Blocks:
 def layer_spectra(la: Laplace) -> tuple[LayerSpectrum, ...]:
     """Compute the eigenvalues of every tensor's curvature, in the network's order.
 
-    Where several tensors share a block, each has the eigenvalues of its own part of it. A block with joint bias is one
-    tensor.
+    If several tensors share a block, each gets the eigenvalues of its part of the block. Weight and bias with a joint
+    block count as one tensor.
 
     Args:
         la: A posterior.
@@ -181,7 +183,7 @@ def layer_spectra(la: Laplace) -> tuple[LayerSpectrum, ...]:
         A tuple of `LayerSpectrum`, one for each tensor.
 
     Raises:
-        ArgumentTypeError: `la` is no posterior.
+        ArgumentTypeError: `la` is not a posterior.
 
     Example:
         >>> [spectrum.name for spectrum in pw.figures.layer_spectra(la)]
@@ -205,7 +207,7 @@ def layer_spectra(la: Laplace) -> tuple[LayerSpectrum, ...]:
         elif isinstance(operator, DiagonalOperator):
             values = list(operator.values.detach().double().cpu().split(sizes))
         else:
-            raise ArgumentTypeError(f"Curvature of kind {type(operator).__name__} has no spectrum here.")
+            raise ArgumentTypeError(f"layer_spectra does not know the spectrum of {type(operator).__name__} blocks.")
         for name, part, prior in zip(names, values, priors, strict=True):
             pieces.setdefault(name, []).append((part, prior))
     order = {name: number for number, name in enumerate(la.space.names)}
@@ -217,7 +219,7 @@ def layer_spectra(la: Laplace) -> tuple[LayerSpectrum, ...]:
 
 
 def dense_pieces(matrix: Tensor, sizes: list[int]) -> list[Tensor]:
-    """Eigenvalues of the parts on the diagonal."""
+    """Eigenvalues of each block on the diagonal."""
     values, start = [], 0
     for size in sizes:
         values.append(torch.linalg.eigvalsh(matrix[start : start + size, start : start + size]))
@@ -227,7 +229,7 @@ def dense_pieces(matrix: Tensor, sizes: list[int]) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class KroneckerFactors:
-    """The Kronecker block of one weight, or its corner of the first units: `product = rows (x) columns`.
+    """The Kronecker block of one weight, or its first rows and columns: `product = rows (x) columns`.
 
     `pw.figures.kronecker_factors` returns it.
 
@@ -235,7 +237,7 @@ class KroneckerFactors:
         name: Name of the weight.
         rows: Factor (O, O) from the gradients of the outputs, float64.
         columns: Factor (I, I) from the inputs, float64.
-        shape: Outputs and inputs of the whole weight as a matrix, before it was cut.
+        shape: Numbers of outputs and inputs of the whole weight as a matrix, before the cut.
 
     Example:
         >>> block = pw.figures.kronecker_factors(la, "2.weight", most=2)
@@ -267,8 +269,8 @@ def kronecker_factors(la: Laplace, name: str | None = None, *, most: int = 8) ->
         The `KroneckerFactors` of the weight.
 
     Raises:
-        ArgumentTypeError: `la` is no posterior.
-        PeewitError: `most` is no positive whole number, the posterior has no Kronecker factors, or the weight has none.
+        ArgumentTypeError: `la` is not a posterior.
+        PeewitError: `most` is not a positive whole number, or the posterior or the weight has no Kronecker factors.
 
     Example:
         >>> pw.figures.kronecker_factors(la).name
@@ -300,18 +302,18 @@ def kronecker_factors(la: Laplace, name: str | None = None, *, most: int = 8) ->
 
 
 def matrix_of(side: Tensor) -> Tensor:
-    """(n, n) in float64 on the CPU, of a diagonal too."""
+    """(n, n) in float64 on the CPU, from a matrix or a diagonal."""
     matrix = side.detach().double().cpu()
     return torch.diag(matrix) if matrix.dim() == 1 else matrix
 
 
 @dataclass(frozen=True, eq=False)
 class Version:
-    """One approximation of a block."""
+    """An approximation of a block, and its errors."""
 
     name: str
     matrix: Tensor  # (P, P)
-    error: float  # |matrix - true| / |true|, in Frobenius' norm
+    error: float  # |matrix - true| / |true| in the Frobenius norm
     inverse_error: float  # the same of the covariances, (matrix + prior)^-1
 
 
@@ -326,7 +328,7 @@ class Approximations:
         shape: Shape of the weight.
         true: The exact block (P, P) of its P elements, float64.
         versions: One value for each approximation, with `name`, `matrix` (P, P), `error`, `|matrix - true| / |true|` in
-            Frobenius' norm, and `inverse_error`, the relative error of the covariance `(matrix + prior)^-1`.
+            the Frobenius norm, and `inverse_error`, the relative error of the covariance `(matrix + prior)^-1`.
 
     Example:
         >>> found = pw.figures.approximations(la, (x, y), "0.weight")
@@ -354,8 +356,8 @@ def approximations(
     Args:
         la: A posterior over whole tensors, not over single elements.
         data: Training data: a loader, batches, or a pair (inputs, targets).
-        name: Name of the weight, of at most 2,000 elements; None for the largest matrix of at most 300 elements, or
-            else the largest tensor of at most 2,000.
+        name: Name of a weight with at most 2,000 elements. None for the largest matrix with at most 300 elements, or
+            else the largest tensor with at most 2,000.
         memory: Bytes for temporary results. None for a limit that fits the device.
         progress: Whether to show a progress bar.
 
@@ -363,8 +365,8 @@ def approximations(
         The `Approximations` of the weight.
 
     Raises:
-        ArgumentTypeError: `la` is no posterior.
-        PeewitError: The posterior is over single elements, or the weight is not known or too large.
+        ArgumentTypeError: `la` is not a posterior.
+        PeewitError: The posterior is over single elements, or the weight is unknown or too large.
         MismatchError: The network has changed since the fit.
 
     Example:
@@ -378,7 +380,7 @@ def approximations(
     prior = float(la.prior.delta(la.space, la.weights).detach().double()[la.space.slices()[wanted]].mean())
 
     def dense(structure: StructureName) -> Tensor:
-        """(P, P): the curvature of the weight in one structure, at the posterior's own noise and temperature."""
+        """(P, P): the weight's curvature in one structure, at the posterior's noise and temperature."""
         posterior = fit(
             la.model, data, la.likelihood, weights=[wanted], structure=structure, curvature=GGN(), memory=memory,
             progress=progress,
@@ -396,18 +398,18 @@ def approximations(
 
 
 def block_name(la: Laplace, name: str | None) -> str:
-    """The weight that was asked for, or the largest matrix that is small enough."""
+    """The name of the weight, checked; or of the largest matrix that is small enough."""
     if la.space.mask is not None:
-        raise PeewitError("The posterior is over single elements of its tensors, which Kronecker factors cannot hold.")
+        raise PeewitError("The posterior is over single elements of tensors, which Kronecker factors cannot represent.")
     sizes = dict(zip(la.space.names, la.space.shapes, strict=True))
     if name is None:
         small = [each for each, shape in sizes.items() if len(shape) > 1 and shape.numel() <= WEIGHTS]
         small = small or [each for each, shape in sizes.items() if shape.numel() <= LARGEST]
         if not small:
-            raise PeewitError(f"No tensor has at most {LARGEST} weights, the most that a picture has room for.")
+            raise PeewitError(f"Every tensor has more than {LARGEST} weights, the most that fit into a picture.")
         return max(small, key=lambda each: sizes[each].numel())
     if name not in sizes:
-        raise PeewitError(f"name={name!r} is no uncertain weight; {nearest(str(name), sizes)}Known: {[*sizes]}.")
+        raise PeewitError(f"name={name!r} is not an uncertain weight; {nearest(str(name), sizes)}Known: {[*sizes]}.")
     if sizes[name].numel() > LARGEST:
         raise PeewitError(f"{name!r} has {sizes[name].numel()} weights; expected at most {LARGEST} to be shown.")
     return name
@@ -420,5 +422,5 @@ def covariance(matrix: Tensor, prior: float) -> Tensor:
 
 
 def difference(matrix: Tensor, true: Tensor) -> float:
-    """Relative, in Frobenius' norm."""
+    """The relative error in the Frobenius norm."""
     return float((matrix - true).norm() / true.norm().clamp(min=1e-300))

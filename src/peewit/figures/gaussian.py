@@ -1,4 +1,4 @@
-"""A Gaussian in two dimensions whose covariance the reader changes."""
+"""A Gaussian over two weights, with sliders for its covariance."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def grid() -> Tensor:
 def relative_density(correlation: float) -> Tensor:
     """(GRID, GRID): the density over its peak, rows along the second coordinate, both in standard deviations.
 
-    It depends on the correlation alone; variances stretch the axes. So three sliders need no table of all settings.
+    It depends only on the correlation; variances stretch the axes. So three sliders do not need a table per setting.
     """
     u = grid()
     form = u[None, :].square() - 2 * correlation * u[None, :] * u[:, None] + u[:, None].square()
@@ -37,7 +37,7 @@ def relative_density(correlation: float) -> Tensor:
 
 
 def check_rising(values: Sequence[float], what: str, low: float, high: float) -> tuple[float, ...]:
-    """Numbers in a range, rising."""
+    """Check that numbers rise and lie in a range."""
     numbers = tuple(float(value) for value in values)
     if not numbers or any(not low < value < high for value in numbers) or list(numbers) != sorted(numbers):
         raise PeewitError(f"{what}={values!r} was given; expected rising numbers between {low:g} and {high:g}.")
@@ -45,7 +45,7 @@ def check_rising(values: Sequence[float], what: str, low: float, high: float) ->
 
 
 def nearest_place(values: Sequence[float], wanted: float) -> int:
-    """Where a slider starts."""
+    """The place of the value that is nearest to `wanted`, where a slider starts."""
     return min(range(len(values)), key=lambda place: abs(values[place] - wanted))
 
 
@@ -61,7 +61,7 @@ def gaussian_sliders(deviations: Sequence[float] = DEVIATIONS, correlations: Seq
         A plotly figure.
 
     Raises:
-        PeewitError: Either is empty, does not rise, or is out of its range.
+        PeewitError: Either is empty, does not rise, or leaves its range.
 
     Example:
         >>> len(pw.figures.gaussian_sliders().layout.sliders)
@@ -82,7 +82,7 @@ def gaussian_sliders(deviations: Sequence[float] = DEVIATIONS, correlations: Seq
         x=places,
         y=places,
         z=style.short_lists(relative_density(bonds[middle]), 3),
-        colorscale=[[0.0, style.fade(GREEN, 0.0)], [1.0, GREEN]],  # see-through where there is nothing
+        colorscale=[[0.0, style.fade(GREEN, 0.0)], [1.0, GREEN]],  # transparent at zero
         zmin=0.0,
         zmax=1.0,
         contours={"start": 0.1, "end": 0.9, "size": 0.1},
@@ -113,7 +113,7 @@ def gaussian_sliders(deviations: Sequence[float] = DEVIATIONS, correlations: Seq
 
 
 def sliders(sizes: Sequence[float], bonds: Sequence[float], start: int, middle: int) -> list[dict[str, Any]]:
-    """Variances stretch the axes of the contours and of one marginal, the correlation changes the contours."""
+    """Three sliders: variances stretch the axes of the contours and of one marginal, correlation turns the contours."""
     u = grid()
     across = [step(f"{size**2:.3g}", {"x": [style.short_lists(u * size)] * 2}, [0, 1]) for size in sizes]
     along = [step(f"{size**2:.3g}", {"y": [style.short_lists(u * size)] * 2}, [0, 2]) for size in sizes]

@@ -1,4 +1,4 @@
-"""The test inputs of which a method is surest and least sure."""
+"""The test inputs that a method is surest and least sure of."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
     from ..metrics.results import Results, Specimen
 
-ACROSS = 4  # images in a row: a phone has room for so many
+ACROSS = 4  # images in a row, which fit on a phone
 KEPT = 8  # of each kind
-WIDTH = 16  # letters that a cell has room for in a line
+WIDTH = 16  # letters that fit into a line of a cell
 
 
 def specimens(report: Results, most: int = KEPT) -> Figure:
-    """Show the test images of highest and of lowest confidence, with label and prediction; a table without images.
+    """Show the test images of highest and of lowest confidence with their predictions; other inputs as a table.
 
     Args:
         report: A report of `pw.evaluate`.
         most: Most inputs of each kind to show; a report has up to 8.
 
     Returns:
-        A plotly figure: images, or a table where some input is no image. In regression the inputs are those of smallest
-        and of largest standard deviation.
+        A plotly figure: images, or a table if some input is not an image. In regression they are the inputs with the
+        smallest and the largest standard deviation.
 
     Raises:
-        ArgumentTypeError: `report` is no report.
-        PeewitError: `most` is no positive whole number, or the report has no single inputs.
+        ArgumentTypeError: `report` is not a report.
+        PeewitError: `most` is not a positive whole number, or the report has no single inputs.
 
     Example:
         >>> pw.figures.specimens(report, most=3).layout.meta["title"]
@@ -59,13 +59,13 @@ def specimens(report: Results, most: int = KEPT) -> Figure:
     else:
         ending = ""
     kind = "images" if pictured else "inputs"
-    alt = f"Test {kind} of which {report.methods[0].name} is surest, and of which it is least sure. {ending}".strip()
+    alt = f"Test {kind} that {report.methods[0].name} is surest of, and that it is least sure of. {ending}".strip()
     title = f"Surest and least sure test {kind}"
     return draw_images(report, rows, title, alt) if pictured else draw_table(report, rows, title, alt)
 
 
 def words(report: Results, value: float | None) -> str:
-    """A class by its name, a number as it is."""
+    """The name of a class, or a number."""
     if value is None:
         return "unknown"
     if report.task == "classification" and report.classes is not None and 0 <= value < len(report.classes):
@@ -98,12 +98,12 @@ def draw_images(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], t
 
 
 def cut_text(text: str, most: int = 12) -> str:
-    """Names that fit under an image."""
+    """A name cut to fit under an image."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def below(report: Results, specimen: Specimen) -> tuple[str, str | None]:
-    """What is said under an image, and its colour: numbers are near or far, and neither right nor wrong."""
+    """The text under an image, and its colour if the prediction is right or wrong; numbers are neither."""
     predicted, real = (cut_text(words(report, value)) for value in (specimen.predicted, specimen.label))
     if report.task != "classification":
         return style.literal(f"{predicted} ± {brief(specimen.uncertainty)}") + f"<br>is {style.literal(real)}", None
@@ -113,13 +113,13 @@ def below(report: Results, specimen: Specimen) -> tuple[str, str | None]:
 
 
 def note(text: str, colour: str | None, x: float, y: float, anchor: str) -> dict[str, Any]:
-    """Text at a place."""
+    """An annotation."""
     look: dict[str, Any] = {"showarrow": False, "xanchor": anchor, "yanchor": "top", "align": anchor}
     return {"text": text, "x": x, "y": y, **look, "font": {"size": 10, **({"color": colour} if colour else {})}}
 
 
 def image(report: Results, specimen: Specimen, x: float, y: float) -> Any:
-    """One image as a unit square with its corner at a place."""
+    """One image as a unit square with a corner at (x, y)."""
     assert specimen.image is not None
     size = max(len(specimen.image), len(specimen.image[0]))
     step = 0.94 / size
@@ -140,7 +140,7 @@ def colours(pixel: tuple[float, ...]) -> list[int]:
 
 
 def draw_table(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
-    """The same as a table."""
+    """The inputs as a table."""
     go = graph_objects()
     cells = [(name, specimen) for name, inputs in rows for specimen in inputs]
     columns = {

@@ -1,4 +1,4 @@
-"""Landscapes drawn: along a line, as contours with a menu, and as surfaces to turn."""
+"""Figures of the loss around the trained weights: along a line, as contours with a menu, and as surfaces."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 Source = Laplace | Landscape
-STEEP = 20.0  # factor between the least and the largest loss above which colours go with the logarithm
+STEEP = 20.0  # ratio of the largest to the least loss above which the colour scale is logarithmic
 
 
 def landscape_of(source: Source, data: Any, dimensions: int, settings: dict[str, Any]) -> Landscape:
-    """The numbers of a figure with so many directions."""
+    """The landscape behind a figure with one or two directions."""
     compute = functools.partial(landscape, dimensions=dimensions)
     losses = style.numbers_of(source, Landscape, compute, data=data, **settings)
     if losses.plane != (dimensions == 2):
@@ -73,8 +73,8 @@ def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
             )
             figure.add_trace(trace, row, 1)
     alt = (
-        f"Above, the mean {losses.words} along a line through the trained weights: the network's, that of its linear "
-        "model, and the parabola that the Gaussian stands for. Below, likelihood times prior along the same line, and "
+        f"Above, the mean {losses.words} along a line through the trained weights: of the network, of its linear "
+        "model, and the parabola that belongs to the Gaussian. Below, likelihood times prior along the same line, and "
         "the Gaussian: the closer they are, the better the approximation."
     )
     figure = style.finish(figure, "The loss along one direction", alt, height=560)
@@ -88,7 +88,7 @@ def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
 
 
 def limits(*tables: Tensor) -> tuple[float, float]:
-    """The least and the largest number of all, far weights aside whose loss is not finite."""
+    """The least and the largest finite number of all tables."""
     values = torch.cat([table.flatten() for table in tables])
     kept = values[torch.isfinite(values)]
     return (float(kept.min()), float(kept.max())) if len(kept) else (0.0, 0.0)
@@ -100,20 +100,20 @@ class LandscapeView:
 
     name: str
     values: Tensor
-    words: str  # what the numbers are
-    centred: bool = False  # colours are the same on both sides of zero
+    words: str  # the name of the numbers
+    centred: bool = False  # the colour scale is symmetric around zero
     reverse: bool = False
-    least: float = 1e-12  # a range of colours that is not worth to be drawn larger
+    least: float = 1e-12  # the smallest range of colours, above rounding
 
     @property
     def steep(self) -> bool:
-        """Whether colours go with the logarithm: losses far away are many times those of the trained weights."""
+        """Whether the colour scale is logarithmic: losses far away are many times those at the trained weights."""
         low, high = limits(self.values)
         return not self.centred and low > 0 and high > STEEP * low
 
 
 def views(losses: Landscape) -> list[LandscapeView]:
-    """What the menu offers."""
+    """The entries of the menu."""
     contrast = losses.contrast
     mean = f"mean {losses.words}"
     choices = [LandscapeView(name="loss", values=losses.loss, words=mean)]
@@ -125,7 +125,7 @@ def views(losses: Landscape) -> list[LandscapeView]:
     choices.append(LandscapeView(name="linear model's loss", values=losses.linear, words=mean))
     words = "network less linear model"
     low, high = limits(losses.loss)
-    least = max(1e-3 * (high - low), 1e-12)  # rounding errors are no difference
+    least = max(1e-3 * (high - low), 1e-12)  # so that rounding errors do not look like differences
     difference = losses.loss - losses.linear
     choices.append(LandscapeView(name=words, values=difference, words=words, centred=True, least=least))
     return choices
@@ -138,7 +138,7 @@ def contour(losses: Landscape, view: LandscapeView, visible: bool) -> Any:
     if view.centred:
         high = max(abs(low), abs(high), view.least)
         low = -high
-    elif high - low <= 1e-9 * max(abs(low), abs(high)):  # contours of one value alone are none: browsers stop at them
+    elif high - low <= 1e-9 * max(abs(low), abs(high)):  # browsers hang at contours of a constant
         room = 0.01 * abs(low) or 1.0
         low, high = low - room, high + room
     size = max((high - low) / 14, 1e-12)
@@ -216,12 +216,12 @@ def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
 
 
 def ring(losses: Landscape, level: float) -> tuple[list[float], list[float]]:
-    """Where the Gaussian in the plane is at so many standard deviations; nothing beyond the edges matters."""
+    """The ellipse of the Gaussian in the plane at a number of standard deviations; empty if it has none."""
     shape = in_plane(losses)
     angle = torch.linspace(0, 2 * torch.pi, 121, dtype=torch.float64)
     around = torch.stack([angle.cos(), angle.sin()])
     values = torch.linalg.eigvalsh(shape)
-    if not float(values[0]) > 1e-10 * float(values[1]):  # the directions are one and the same: there is no ellipse
+    if not float(values[0]) > 1e-10 * float(values[1]):  # both directions are the same: there is no ellipse
         return [], []
     x, y = level * torch.linalg.solve_triangular(torch.linalg.cholesky(shape).mT, around, upper=True)
     return x.tolist(), y.tolist()
@@ -238,7 +238,7 @@ def in_plane(losses: Landscape) -> Tensor:
 
 
 def surface(losses: Landscape, values: Tensor, name: str, words: str, scene: str, visible: bool = True) -> Any:
-    """One surface."""
+    """A table as a surface."""
     return graph_objects().Surface(
         x=losses.a.tolist(),
         y=losses.b.tolist(),
@@ -254,7 +254,7 @@ def surface(losses: Landscape, values: Tensor, name: str, words: str, scene: str
 
 
 def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
-    """Draw `exp(-loss)`, likelihood times prior, as a surface beside the fitted Gaussian, to be turned.
+    """Draw `exp(-loss)`, likelihood times prior, as a surface beside the fitted Gaussian; readers can turn both.
 
     Args:
         source: A posterior, or a `Landscape` with two directions, which takes no other argument.
@@ -281,8 +281,8 @@ def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
     ]
     figure = graph_objects().Figure(traces)
     alt = (
-        "Two surfaces over the same two directions from the trained weights: on the left likelihood times prior, that "
-        "is exp(-loss), on the right the Gaussian that was fitted to it. The more alike, the better the approximation."
+        "Two surfaces over the same two directions from the trained weights: on the left likelihood times prior, "
+        "exp(-loss), on the right the fitted Gaussian. The more alike they are, the better the approximation."
     )
     style.finish(figure, "Likelihood times prior, and the Gaussian", alt, height=470, top=44)
     axes = [name.partition(" (")[0] for name in losses.axes]

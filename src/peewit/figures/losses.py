@@ -1,4 +1,4 @@
-"""The loss around the trained weights, of the network and of its linear model, beside the Gaussian: numbers alone."""
+"""Numbers behind landscapes: the loss of the network, of its linear model and of the Gaussian near the weights."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Landscape:
 
     Attributes:
         a: Coordinates (A,) along the first direction.
-        b: Coordinates (B,) along the second direction; one zero where there is one direction.
+        b: Coordinates (B,) along the second direction; a single zero for a line.
         directions: The directions (1 or 2, D).
-        axes: For each direction, what its coordinate is, in words.
+        axes: A label for each direction, with its unit.
         loss: Table of the network's loss: mean over examples, without noise and prior.
         linear: Table of the loss of the linear model, `f + J d`.
-        accuracy: Table of the network's accuracy; None where it does not predict classes.
+        accuracy: Table of the network's accuracy; None if it does not predict classes.
         penalty: Table of the prior's part, `1/2 |theta - mu|^2` in its precisions.
         quadratic: Table of the Gaussian's part, `1/2 d^T P d`.
         data_weight: Factor of the mean loss: examples / noise variance / temperature.
         words: Name of the loss, such as "cross entropy".
-        examples: Number of examples that the loss was taken over.
+        examples: Number of examples behind the loss.
 
     Example:
         >>> plane = pw.figures.landscape(la, (x, y), points=5)
@@ -105,14 +105,14 @@ class Landscape:
 
     @property
     def contrast(self) -> Tensor | None:
-        """Loss minus error, both scaled to 0 at their least and 1 at their most in the table; None without classes."""
+        """Loss minus error, each scaled to the range 0 to 1 over the table; None without classes."""
         if self.accuracy is None:
             return None
         return spread(self.loss) - spread(1 - self.accuracy)
 
 
 def spread(values: Tensor) -> Tensor:
-    """From 0 to 1."""
+    """Scale values to the range 0 to 1."""
     low, high = values.min(), values.max()
     return (values - low) / (high - low) if high > low else torch.zeros_like(values)
 
@@ -137,22 +137,22 @@ def landscape(
         la: A posterior.
         data: Training data: a loader, batches, or a pair (inputs, targets).
         directions: "eigen" for the directions of largest curvature, in standard deviations of the posterior; "random"
-            for normal numbers with each filter as long as the trained one; or a tensor (dimensions, D).
+            for normal numbers whose filters have the norms of the trained ones; or a tensor (dimensions, D).
         dimensions: 1 for a line, 2 for a plane.
-        reach: How far to go to both sides, in units of the directions; None for 3 with "eigen", else 1.
+        reach: Distance to both sides, in units of the directions. None for 3 with "eigen", else 1.
         points: Points along each direction, at least 3; an even number becomes the next odd one. None for 101 on a
             line, 31 on a plane.
-        examples: The first so many examples are used; None for all of them.
-        generator: Source of random directions, and of the start of Lanczos' method, which finds eigenvectors above
+        examples: Number of examples to use, from the first on. None for all of them.
+        generator: Source of random directions, and of the start of the Lanczos method, which finds eigenvectors above
             2,000 weights. None for a fixed seed.
-        memory: Bytes for temporary results. None for the limit that the posterior has.
+        memory: Bytes for temporary results. None for the posterior's limit.
         progress: Whether to show a progress bar.
 
     Returns:
         A `Landscape` with `points` coordinates along each direction.
 
     Raises:
-        ArgumentTypeError: `la` is no posterior.
+        ArgumentTypeError: `la` is not a posterior.
         PeewitError: An argument is none of the above, `directions` has another shape, is not finite or has a row of
             zeros, or there are more directions than weights.
         MismatchError: The network has changed since the fit.
@@ -198,7 +198,7 @@ def landscape(
 
 
 def unit(kind: str) -> str:
-    """What a coordinate counts, in words."""
+    """The unit of a coordinate, in words."""
     return f" ({UNITS[kind]})" if kind in UNITS else ""
 
 
@@ -219,17 +219,17 @@ def quadratics(la: Laplace, axes: Tensor, where: Tensor) -> Tensor:
 
 @dataclass(kw_only=True)
 class Sums:
-    """Over the examples seen so far, one number per point."""
+    """Sums over the examples so far, one number per point."""
 
     loss: Tensor
     linear: Tensor
     right: Tensor
-    positions: int = 0  # with a class that can be right or wrong
+    positions: int = 0  # that have a class
     examples: int = 0
 
 
 def sum_losses(la: Laplace, passes: Passes, axes: Tensor, where: Tensor, examples: int | None) -> Sums:
-    """Pass over the data once, with every example at all points."""
+    """Pass over the data once, and evaluate every example at all points."""
     zeros = torch.zeros(len(where), dtype=torch.float64)
     sums = Sums(loss=zeros, linear=zeros.clone(), right=zeros.clone())
     with passes.isolated(), torch.no_grad():
@@ -248,7 +248,7 @@ def sum_losses(la: Laplace, passes: Passes, axes: Tensor, where: Tensor, example
 
 
 def first(passes: Passes, examples: int | None) -> Iterator[LabelledPiece]:
-    """The first so many examples."""
+    """Pieces of the first `examples` examples."""
     left = examples
     for piece in passes.pieces.pass_over("landscape"):
         number = count(piece.inputs)
@@ -261,7 +261,7 @@ def first(passes: Passes, examples: int | None) -> Iterator[LabelledPiece]:
 
 
 def outputs(la: Laplace, piece: LabelledPiece, step: Tensor) -> Tensor:
-    """(N, T, C): the network's at the trained weights plus a step (D,)."""
+    """(N, T, C): outputs of the network at the trained weights plus a step (D,)."""
     pieces = unflatten(step, la.space)
     weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}
     weights = {name: (weight.double() + pieces[name]).to(weight.dtype) for name, weight in weights.items()}
@@ -271,12 +271,12 @@ def outputs(la: Laplace, piece: LabelledPiece, step: Tensor) -> Tensor:
 
 
 def energy(piece: LabelledPiece, f: Tensor) -> float:
-    """Summed over examples."""
+    """The energy, summed over examples."""
     return float(piece.labels.energy(f).double().sum())
 
 
 def right(piece: LabelledPiece, f: Tensor) -> tuple[int, int]:
-    """How many classes are right, of how many; none where there are no classes."""
+    """The number of right classes, and of all labelled positions; zeros without classes."""
     likelihood, y = piece.labels.likelihood, piece.labels.y
     if isinstance(likelihood, Categorical):
         known = likelihood.labelled(y)

@@ -1,4 +1,4 @@
-"""Curvature drawn: matrices as coloured squares, and spectra."""
+"""Figures of curvature: matrices as coloured squares, and spectra."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .style import graph_objects
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-FADE = 0.03  # of the largest entry: from there on colours go with the logarithm
-BORDERS = 60  # tensors beyond which lines between them would hide the entries
-NAMED = 16  # layers that a legend has room for
-SIDE = 5  # rows and columns of a Kronecker factor whose product can be read
+FADE = 0.03  # of the largest entry, above which the colour scale is logarithmic
+BORDERS = 60  # tensors above which lines between them would hide the entries
+NAMED = 16  # layers that fit into a legend
+SIDE = 5  # rows and columns of a Kronecker factor whose product is readable
 LEAST = 1e-4  # of the largest entry: what is smaller is drawn as zero
 
 
 def colour_scale() -> list[list[Any]]:
-    """Colours over numbers from the least to the largest, on which small ones are seen too."""
+    """A colour scale around zero on which small numbers show too."""
     stops = []
     for number in range(21):
         tone = number / 10 - 1
@@ -43,7 +43,7 @@ def colour_scale() -> list[list[Any]]:
 
 
 def blend(share: float) -> str:
-    """A colour between those of the scale for numbers on both sides of zero."""
+    """A colour of the diverging scale."""
     stops = style.DIVERGING
     after = next(number for number, (end, _) in enumerate(stops) if end >= share) or 1
     (low, first), (high, second) = stops[after - 1], stops[after]
@@ -71,12 +71,12 @@ def squares(matrix: Tensor, largest: float, name: str, bar: bool = False, **sett
 
 
 def peak(*matrices: Tensor) -> float:
-    """The largest entry of all, for one scale of colours."""
+    """The largest absolute entry of all matrices, for a common colour scale."""
     return max(float(matrix.abs().max()) for matrix in matrices)
 
 
 def square_axes(figure: Figure, rows: int = 1, columns: int = 1) -> None:
-    """Matrices from the top, as squares, without lines."""
+    """Axes for matrices: rows from the top, square entries, no grid."""
     for row in range(1, rows + 1):
         for column in range(1, columns + 1):
             panel = {"row": row, "col": column} if rows * columns > 1 else {}
@@ -96,7 +96,7 @@ def hessian_blocks(
     memory: float | None = None,
     progress: bool = False,
 ) -> Figure:
-    """Draw the second derivatives of the loss between all weights, or some of them, with the borders of the tensors.
+    """Draw the second derivatives of the loss between all weights, or some, with lines between tensors.
 
     A menu switches between the Hessian, the GGN that approximates it, and their difference.
 
@@ -104,7 +104,7 @@ def hessian_blocks(
         source: A posterior, or the numbers of `curvature_matrices`, which take no other argument.
         data: Training data: a loader, batches, or a pair (inputs, targets).
         most: About how many weights to show, see `curvature_matrices`. None for 300.
-        memory: Bytes for vectors that are multiplied at a time. None for the limit that the posterior has.
+        memory: Bytes for the vectors of one product. None for the posterior's limit.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -112,7 +112,7 @@ def hessian_blocks(
 
     Raises:
         ArgumentTypeError: `source` is neither a posterior nor a `CurvatureMatrices`.
-        PeewitError: `data` is missing or a one-shot iterator, `most` is no positive whole number, or arguments stand
+        PeewitError: `data` is missing or a one-shot iterator, `most` is not a positive whole number, or arguments stand
             beside a `CurvatureMatrices`.
         MismatchError: The network has changed since the fit.
 
@@ -139,7 +139,7 @@ def hessian_blocks(
     lines = f", with lines between the {len(numbers.names)} tensors" if few else ""
     alt = (
         f"A square of {len(numbers.chosen)} by {len(numbers.chosen)} weights, coloured by the second derivative of the "
-        f"loss in each pair{lines}. Blocks on the diagonal are what layerwise approximations keep."
+        f"loss in each pair{lines}. Layerwise approximations keep the blocks on the diagonal."
     )
     style.finish(figure, "Curvature between all weights", alt, height=600, top=44)
     square_axes(figure)
@@ -165,7 +165,7 @@ def spectra(la: Laplace) -> Figure:
         A plotly figure with logarithmic axes.
 
     Raises:
-        ArgumentTypeError: `la` is no posterior.
+        ArgumentTypeError: `la` is not a posterior.
 
     Example:
         >>> [trace.name for trace in pw.figures.spectra(la).data][:2]
@@ -185,7 +185,7 @@ def spectra(la: Laplace) -> Figure:
                 y=values.tolist(),
                 mode="lines+markers" if len(kept) <= 40 else "lines",
                 name=spectrum.name,
-                showlegend=len(spectra) <= NAMED,  # with more, colours repeat
+                showlegend=len(spectra) <= NAMED,  # colours repeat if there are more
                 line={"color": style.colour(number), "dash": style.dash(number // len(style.COLOURS))},
                 marker={"symbol": style.symbol(number), "size": 6},
                 hovertemplate=f"{spectrum.name}: {len(spectrum.values)} weights, about {spectrum.determined:.1f} "
@@ -193,7 +193,7 @@ def spectra(la: Laplace) -> Figure:
             )
         )
     if len(spectra) > NAMED:
-        words = f"{len(spectra)} tensors, by name where you point"
+        words = f"{len(spectra)} tensors, named under the pointer"
         figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", line={"color": style.colour(0)}, name=words))
     priors = sorted({spectrum.prior for spectrum in spectra})
     for value in (priors[0], priors[-1]) if len(priors) > 1 else priors:
@@ -206,8 +206,8 @@ def spectra(la: Laplace) -> Figure:
     )  # fmt: skip
     total = sum(spectrum.determined for spectrum in spectra)
     alt = (
-        f"Eigenvalues of the curvature of {len(spectra)} weight tensors, each from the largest on, on logarithmic "
-        f"axes, with the prior precision as a line. Above it the data decide, in about {total:.0f} directions."
+        f"Eigenvalues of the curvature of {len(spectra)} weight tensors, largest first, on logarithmic axes, with the "
+        f"prior precision as a line. Above it the data decide, in about {total:.0f} directions."
     )
     x, y = "place of the eigenvalue", "eigenvalue of the curvature"
     style.finish(figure, "How much the data say, layer by layer", alt, height=500, x=x, y=y)
@@ -219,7 +219,7 @@ def spectra(la: Laplace) -> Figure:
 
 
 def thin(size: int, most: int = 200) -> Tensor:
-    """Places among so many, dense at the start: what a logarithmic axis can show."""
+    """At most `most` places among `size`, dense at the start, for a logarithmic axis."""
     if size <= most:
         return torch.arange(size)
     places = torch.logspace(0, math.log10(size), most, dtype=torch.float64).round().long() - 1
@@ -227,7 +227,7 @@ def thin(size: int, most: int = 200) -> Tensor:
 
 
 def kronecker(source: Laplace | KroneckerFactors, name: str | None = None, *, most: int | None = None) -> Figure:
-    """Draw a weight's Kronecker block: each entry of the first factor becomes a block, the second factor times it.
+    """Draw a weight's Kronecker block: each entry of the first factor times the second factor is a block of it.
 
     Args:
         source: A posterior with `structure="kron"`, or the numbers of `kronecker_factors`, which take no other
@@ -240,7 +240,7 @@ def kronecker(source: Laplace | KroneckerFactors, name: str | None = None, *, mo
 
     Raises:
         ArgumentTypeError: `source` is neither a posterior nor a `KroneckerFactors`.
-        PeewitError: `most` is no positive whole number, the posterior has no Kronecker factors, the weight has none, or
+        PeewitError: `most` is not a positive whole number, the posterior or the weight has no Kronecker factors, or
             arguments stand beside a `KroneckerFactors`.
 
     Example:
@@ -262,8 +262,8 @@ def kronecker(source: Laplace | KroneckerFactors, name: str | None = None, *, mo
     figure.add_trace(block, 1, 3)
     cut = "" if (rows, columns) == numbers.shape else f", its first {rows} outputs and {columns} inputs"
     alt = (
-        f"Two small squares and a large one for the weight {numbers.name}{cut}: the matrix of output gradients, that "
-        "of inputs, and their Kronecker product, in which every entry of the first is a coloured copy of the second."
+        f"Two small squares and a large one for the weight {numbers.name}{cut}: the matrix of output gradients, the "
+        "matrix of inputs, and their Kronecker product, a copy of the second for every entry of the first."
     )
     style.finish(figure, f"The Kronecker product behind {numbers.name}", alt, height=380, top=16)
     square_axes(figure, 1, 3)
@@ -274,7 +274,7 @@ def kronecker(source: Laplace | KroneckerFactors, name: str | None = None, *, mo
 
 
 def with_gaps(product: Tensor, rows: int, columns: int) -> tuple[Tensor, list[list[str]]]:
-    """The product with an empty line between blocks, and what each entry is, in words."""
+    """The product with an empty line between blocks, and a text for each entry."""
     size = rows * columns + rows - 1
     spaced = torch.full((size, size), math.nan, dtype=product.dtype)
     labels = [["" for _ in range(size)] for _ in range(size)]
@@ -309,7 +309,7 @@ def block_approximations(
 
     Raises:
         ArgumentTypeError: `source` is neither a posterior nor an `Approximations`.
-        PeewitError: `data` is missing, the posterior is over single elements, the weight is not known or too large, or
+        PeewitError: `data` is missing, the posterior is over single elements, the weight is unknown or too large, or
             arguments stand beside an `Approximations`.
         MismatchError: The network has changed since the fit.
 
@@ -336,7 +336,7 @@ def block_approximations(
     )
     alt = (
         f"Four squares: the exact curvature of the weight {numbers.weight}, and its diagonal, KFAC and EKFAC versions. "
-        f"Relative errors, of the covariance with the prior in brackets: {errors}."
+        f"Relative errors, those of the posterior covariance in brackets: {errors}."
     )
     style.finish(figure, f"What is kept of {numbers.weight}", alt, height=640, top=16)
     square_axes(figure, 2, 2)

@@ -1,4 +1,4 @@
-"""What the posterior is like: variances by layer, prior against posterior, effective dimensions, how it was tuned."""
+"""Figures of a posterior: variances by layer, prior against posterior, effective dimensions, and tuning."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from ..laplace import Laplace
     from ..metrics.results import Results
 
-GROUPS = 40  # that a figure has room for
+GROUPS = 40  # the most that fit into a figure
 
 
 def height_for(count: int) -> int:
-    """The height of a figure with so many rows."""
+    """The height of a figure with `count` rows."""
     return 170 + 30 * min(count, GROUPS)
 
 
 def cut(names: Sequence[Any], what: str) -> str:
-    """The same for an axis, where everyone sees it."""
+    """A second line for the title of an axis, if rows are left out."""
     return f"<br>the first {GROUPS} of {len(names)} {what}" if len(names) > GROUPS else ""
 
 
 def few(names: Sequence[Any], what: str) -> str:
-    """What is left out, in words."""
+    """A sentence for the description, if rows are left out."""
     return f" The first {GROUPS} of {len(names)} {what} are shown." if len(names) > GROUPS else ""
 
 
@@ -89,7 +89,7 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
     figure.add_trace(go.Scatter(**prior, mode="markers", name="the prior's", marker=mark, hovertemplate=hover))
     alt = (
         f"Posterior standard deviations of the weights of {len(layers)} tensors, as ranges on a logarithmic axis, "
-        f"beside the prior's. The further to the left, the more the data said.{few(numbers.layers, 'tensors')}"
+        f"beside the prior's. The further to the left, the more the data say.{few(numbers.layers, 'tensors')}"
     )
     title, x_name = "How sure each weight is", "standard deviation of a weight"
     x_name += cut(numbers.layers, "tensors")
@@ -101,7 +101,7 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
 
 
 def prior_posterior(source: Laplace | Summary | Results) -> Figure:
-    """Draw prior and posterior precision (1 / variance) side by side: the larger the step, the more the data said.
+    """Draw prior and posterior precision (1 / variance) side by side: the larger the step, the more the data say.
 
     Args:
         source: A posterior, or a report of `pw.evaluate` on one. The first 40 tensors are shown.
@@ -159,8 +159,8 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
             )
         )  # fmt: skip
     alt = (
-        f"Prior and posterior precision of {len(names)} groups of weights on a logarithmic axis. Where they are far "
-        f"apart the data said much, where they are equal nothing.{few(numbers.layers or numbers.groups, 'groups')}"
+        f"Prior and posterior precision of {len(names)} groups of weights on a logarithmic axis. The data say much "
+        f"where they are far apart, nothing where they are equal.{few(numbers.layers or numbers.groups, 'groups')}"
     )
     x_name = f"precision (1 / variance){cut(numbers.layers or numbers.groups, 'groups')}"
     style.finish(figure, "What the data added to the prior", alt, x=x_name, height=height_for(len(names)))
@@ -204,8 +204,8 @@ def effective_dimensions(source: Laplace | Summary | Results) -> Figure:
     )
     total = f" of {sum(numbers.sizes):,} weights" if numbers.sizes else ""
     alt = (
-        f"Effective dimensions of {len(names)} groups of weights, in all {sum(numbers.dimensions):.1f}{total}: so many "
-        f"directions are determined by the data, the others by the prior.{few(numbers.groups, 'groups')}"
+        f"Effective dimensions of {len(names)} groups of weights, in all {sum(numbers.dimensions):.1f}{total}: the "
+        f"data determine this many directions, the prior the others.{few(numbers.groups, 'groups')}"
     )
     whole = sum(numbers.dimensions)
     title = f"{f'{whole:.0f}' if whole >= 10 else brief(whole)}{total} determined by data"
@@ -225,7 +225,7 @@ def evidence_trace(source: Any) -> Figure:
 
     Args:
         source: A tuned posterior, its `Trace`, or a report of `pw.evaluate` on one. The precisions of the first 8
-            groups are drawn, where the trace has those of all steps.
+            groups are drawn if the trace has them for all steps.
 
     Returns:
         A plotly figure, with a second panel for the precisions.
@@ -265,7 +265,7 @@ def evidence_trace(source: Any) -> Figure:
         figure.add_trace(trace, row=2, col=1)
     alt = (
         f"The {objective} over {len(values)} steps of tuning, from {brief(values[0])} to {brief(values[best])} at its "
-        f"best{', and the prior precisions on the way' if two else ''}."
+        f"best{', and the prior precisions at each step' if two else ''}."
     )
     style.finish(figure, "How the prior was chosen", alt, height=540 if two else 420)
     figure.update_yaxes(title_text=objective, **panel)

@@ -1,4 +1,4 @@
-"""Predictions over inputs that can be drawn: bands over one number, maps over two."""
+"""Figures of predictions: bands over one input, maps over two."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from ..laplace import Laplace
 
-KEPT = 500  # points of data that are drawn
-NAMED = 20  # classes that a legend has room for
+KEPT = 500  # data points that are drawn
+NAMED = 20  # classes that fit into a legend
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Band:
-    """Over inputs (B,): the mean, and half the width of both bands, all (B,) in float64 on the CPU."""
+    """Mean and half-widths of both bands over inputs (B,): all (B,), float64, on the CPU."""
 
     x: Tensor
     mean: Tensor
@@ -47,7 +47,7 @@ class Band:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DataExtent:
-    """Inputs (n, features) and targets (n, ...) of the first examples, the range of all, and one input as it was."""
+    """Inputs (n, features) and targets (n, ...) of the first examples, the range of all inputs, and one raw input."""
 
     x: Tensor
     y: Tensor
@@ -56,7 +56,7 @@ class DataExtent:
     like: Tensor  # (1, ...)
 
     def ends(self, extend: float) -> tuple[Tensor, Tensor]:
-        """(features,) twice: the range with a share of it on both sides, or 1 on both where there is one value."""
+        """(features,) twice: the range, extended by a share of it on both sides, or by 1 if it is a single value."""
         span = self.high - self.low
         more = torch.where(span > 0, extend * span, 1.0)
         return self.low - more, self.high + more
@@ -67,14 +67,14 @@ class DataExtent:
 
 
 def check_grid(points: int, extend: float) -> None:
-    """Refuse grids that cannot be drawn."""
+    """Check the number of points and the extent of a grid."""
     style.check_points(points)
     if isinstance(extend, bool) or not isinstance(extend, int | float) or not 0 <= extend < math.inf:
-        raise PeewitError(f"extend={extend!r} was given; expected a number from 0, a share of the data's range.")
+        raise PeewitError(f"extend={extend!r} was given; expected a share of the data's range, from 0 on.")
 
 
 def extent_of(data: Any, device: torch.device, features: int, progress: bool) -> DataExtent:
-    """Pass over the data once; refuses inputs that a figure has no room for."""
+    """Pass over the data once; refuse inputs with another number of features."""
     kept: list[tuple[Tensor, Tensor]] = []
     ends: list[Tensor] = []
     like = None
@@ -87,7 +87,7 @@ def extent_of(data: Any, device: torch.device, features: int, progress: bool) ->
                     f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
                 )
                 raise PeewitError(
-                    f"The inputs are {description}; this figure has room for {features} numbers: (N, {features})."
+                    f"The inputs are {description}; this figure expects {features} per example: (N, {features})."
                 )
             flat = inputs.detach().reshape(len(inputs), features).double().cpu()
             ends += [flat.amin(0), flat.amax(0)]
@@ -113,7 +113,7 @@ def band(
 ) -> Band:
     """Predictions over the range of the data, and beyond it by a share `extend` of that range on both sides."""
     if family_of(la.likelihood).classes is not None:
-        raise PeewitError("The posterior is over classes, which have no bands; see decision_map.")
+        raise PeewitError("The posterior predicts classes, which have no bands; use decision_map.")
     check_level(level)
     check_grid(points, extend)
     seen = extent_of(data, la.weights.device, 1, progress)
@@ -154,20 +154,20 @@ def regression_band(
     Args:
         source: A posterior of a network with one input and numbers as outputs.
         data: Training data: a loader, batches, or a pair (inputs (N, 1), targets). The first 500 points are drawn.
-        extend: How far to go beyond the data on both sides, as a share of their range. None for 0.5.
+        extend: Share of the data's range to add on both sides. None for 0.5.
         points: Points of the curve, at least 3. None for 201.
         level: Probability that each band holds, between 0 and 1. None for 0.95.
         output: Number of the output to draw, from 0. None for 0.
-        memory: Bytes for temporary results. None for the limit that the posterior has.
+        memory: Bytes for temporary results. None for the posterior's limit.
         progress: Whether to show a progress bar over the data.
 
     Returns:
         A plotly figure with two bands: the inner one for the mean, the outer one for new observations.
 
     Raises:
-        ArgumentTypeError: `source` is no posterior.
+        ArgumentTypeError: `source` is not a posterior.
         PeewitError: The likelihood is over classes, the inputs are not one number each, an argument is none of the
-            above, or there is no data.
+            above, or `data` is missing.
 
     Example:
         >>> [trace.name for trace in pw.figures.regression_band(line, (t, z), level=0.9).data]
@@ -206,15 +206,15 @@ def regression_band(
     hover = "data: (%{x:.3g}, %{y:.3g})<extra></extra>"
     figure.add_trace(go.Scatter(**coordinates, mode="markers", name="data", marker=mark, hovertemplate=hover))
     alt = (
-        "Predictions over one input, with the data. The inner band is what is not known of the mean, wider away from "
-        f"data; the outer band adds the noise and should hold {percent} of new observations."
+        "Predictions over one input, with the data. The inner band is the uncertainty of the mean, which grows away "
+        f"from the data; the outer band adds the noise and should hold {percent} of new observations."
     )
     return style.finish(figure, "What is known, and what is noise", alt, x="input", y="output")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Map:
-    """Over a grid of two inputs, tables (len(b), len(a)) in float64 on the CPU."""
+    """Tables (len(b), len(a)) over a grid of two inputs, float64, on the CPU."""
 
     a: Tensor
     b: Tensor
@@ -249,7 +249,7 @@ def decisions(
     probs = probs.reshape(len(probs), -1)
     if isinstance(predicted, Binary):
         if probs.shape[1] != 1:
-            raise PeewitError(f"The network has {probs.shape[1]} labels; this figure has room for one, or for classes.")
+            raise PeewitError(f"The network has {probs.shape[1]} labels; this figure expects one, or classes.")
         probs, plain = torch.cat([1 - probs, probs], 1), torch.cat([torch.zeros_like(plain), plain], 1)
     table = {
         "confidence": probs.amax(1),
@@ -283,20 +283,20 @@ def decision_map(
     Args:
         source: A posterior of a classifier with two inputs: classes, or one yes-or-no label.
         data: Training data: a loader, batches, or a pair (inputs (N, 2), targets). The first 500 points are drawn.
-        extend: How far to go beyond the data on all sides, as a share of their range. None for 0.5.
+        extend: Share of the data's range to add on all sides. None for 0.5.
         points: Points along each side of the map, at least 3. None for 61.
         classes: Names of the classes; None for "class 0", "class 1", ...
-        memory: Bytes for temporary results. None for the limit that the posterior has.
+        memory: Bytes for temporary results. None for the posterior's limit.
         progress: Whether to show a progress bar over the data.
 
     Returns:
         A plotly figure.
 
     Raises:
-        ArgumentTypeError: `source` is no posterior.
+        ArgumentTypeError: `source` is not a posterior.
         PeewitError: The likelihood is not over classes, there are several yes-or-no labels, the inputs are not two
-            numbers each, `classes` has another number of names, another argument is none of the above, or there is no
-            data.
+            numbers each, `classes` has another number of names, another argument is none of the above, or `data` is
+            missing.
 
     Example:
         >>> figure = pw.figures.decision_map(la, (x, y), points=5, classes=("a", "b", "c"))
@@ -347,9 +347,9 @@ def decision_map(
         for layer, name in enumerate(titles)
     ]
     alt = (
-        "A map over two inputs, coloured by how sure the prediction is, with the data as points. Around the data it is "
-        "sure, between the classes and far from all data it should not be. A menu shows the plain network and the "
-        "uncertainty in its parts."
+        "A map over two inputs, coloured by the confidence of the prediction, with the data as points. Confidence "
+        "should be high near the data, and low between the classes and far from all data. A menu shows the plain "
+        "network and the parts of the uncertainty."
     )
     style.finish(figure, "How sure, and where", alt, x="input 1", y="input 2", height=560, top=44)
     figure.update_layout(updatemenus=[style.visibility_menu(choices)])

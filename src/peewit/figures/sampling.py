@@ -1,4 +1,4 @@
-"""Integration by Monte Carlo: weights drawn from the posterior, what they predict, and the average so far."""
+"""Monte Carlo integration: weights drawn from the posterior, their predictions, and the running average."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .style import BLUE, GREY, ORANGE, graph_objects
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-NAMED = 20  # classes that an axis has room to name
+NAMED = 20  # classes whose names fit along an axis
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -41,7 +41,7 @@ class PredictionDraws:
     CPU.
 
     Attributes:
-        x: The inputs (B,); None where an input is not one number.
+        x: The inputs (B,); None if an input is not one number.
         weights: Drawn values (S, 2) of the two least certain weights.
         names: Names of these two weights, such as "0.weight[3, 1]".
         predictions: Predictions (S, B, C), one for each draw.
@@ -90,15 +90,15 @@ def prediction_draws(
         samples: Number S of draws.
         method: "linearised" for outputs of the linear model, "sampled" for outputs of the network itself.
         generator: Source of the draws. None for a fixed seed.
-        memory: Bytes for temporary results. None for the limit that the posterior has.
+        memory: Bytes for temporary results. None for the posterior's limit.
         progress: Whether to show a progress bar over the draws of "sampled".
 
     Returns:
         The `PredictionDraws`, with predictions (S, B, C).
 
     Raises:
-        ArgumentTypeError: `la` is no posterior, or `x` holds no tensors.
-        PeewitError: `method` is not known, `samples` is no positive whole number, or the likelihood is another one.
+        ArgumentTypeError: `la` is not a posterior, or `x` holds no tensors.
+        PeewitError: `method` is unknown, `samples` is not a positive whole number, or the likelihood is another one.
         MismatchError: The network has changed since the fit.
 
     Example:
@@ -142,14 +142,14 @@ def prediction_draws(
 
 
 def least_certain(la: Laplace) -> tuple[list[int], tuple[str, str]]:
-    """The two weights with the largest posterior variance, the first of equal ones, and what they are called."""
+    """Places and names of the two weights with the largest posterior variance, the first of equal ones."""
     order = la.precision.variance().detach().argsort(descending=True, stable=True)
     places = [int(order[0]), int(order[min(1, la.D - 1)])]
     return places, (name_of(la, places[0]), name_of(la, places[1]))
 
 
 def name_of(la: Laplace, number: int) -> str:
-    """'0.weight[3, 1]'."""
+    """The name of a weight by its number, such as '0.weight[3, 1]'."""
     whole = number if la.space.mask is None else int(la.space.mask.nonzero()[number])
     for (name, elements), shape in zip(la.space.slices().items(), la.space.shapes, strict=True):
         if elements.start <= whole < elements.stop:
@@ -159,14 +159,14 @@ def name_of(la: Laplace, number: int) -> str:
 
 
 def line_of(x: Inputs) -> Tensor | None:
-    """(B,): inputs that are one number each."""
+    """(B,): the inputs if each is one number, else None."""
     if not isinstance(x, Tensor) or x.dim() == 0 or x[0].numel() != 1:
         return None
     return x.detach().reshape(-1).double().cpu()
 
 
 def counts(samples: int) -> list[int]:
-    """1, 2, 4, ... up to all."""
+    """1, 2, 4, ... up to all samples."""
     tried = [1]
     while tried[-1] * 2 < samples:
         tried.append(tried[-1] * 2)
@@ -185,7 +185,7 @@ def monte_carlo(
     memory: float | None = None,
     progress: bool = False,
 ) -> Figure:
-    """Draw weight samples, their predictions and the average of these, with a slider for the number of samples.
+    """Draw weight samples, their predictions and the average prediction, with a slider for the number of samples.
 
     In regression with one number as input it shows curves over the inputs; otherwise the prediction at the first input.
 
@@ -197,7 +197,7 @@ def monte_carlo(
         output: Number of the output whose curves are drawn, from 0.
         classes: Names of the classes; None for "class 0", "class 1", ... A yes-or-no label takes two.
         generator: Source of the draws. None for a fixed seed.
-        memory: Bytes for temporary results. None for the limit that the posterior has.
+        memory: Bytes for temporary results. None for the posterior's limit.
         progress: Whether to show a progress bar over the draws of "sampled".
 
     Returns:
@@ -205,7 +205,7 @@ def monte_carlo(
 
     Raises:
         ArgumentTypeError: `source` is neither a posterior nor a `PredictionDraws`.
-        PeewitError: There are no inputs, `output` is no output of the network, `classes` has another number of names,
+        PeewitError: There are no inputs, the network has no such `output`, `classes` has another number of names,
             arguments stand beside a `PredictionDraws`, or `prediction_draws` refuses an argument.
 
     Example:
@@ -213,7 +213,7 @@ def monte_carlo(
         'Averaging over weights'
     """
     if isinstance(source, Laplace) and (x is None or not count(x)):
-        raise PeewitError("x holds no inputs; expected those at which to predict.")
+        raise PeewitError("x holds no inputs; give the inputs to predict at.")
     draws = style.numbers_of(
         source, PredictionDraws, prediction_draws, x=x, samples=samples, method=method, generator=generator,
         memory=memory, progress=progress,
@@ -241,9 +241,9 @@ def monte_carlo(
     }[whole_name(draws, curves)]
     alt = f"Above, weights drawn from the posterior, as points; below, {what}, their average, and {whole}."
     if draws.method == "linearised":
-        alt += " With more samples, by the slider, the average comes closer to it."
+        alt += " A slider adds samples: the average comes closer to it."
     else:
-        alt += " With more samples, by the slider, the average settles; curved networks settle elsewhere."
+        alt += " A slider adds samples: the average settles, for nonlinear networks at another value."
     style.finish(figure, "Averaging over weights", alt, height=720, bottom=90, top=16)
     figure.update_xaxes(title_text=draws.names[0], row=1, col=1, range=room(draws.weights[:, 0]))
     figure.update_yaxes(title_text=draws.names[1], row=1, col=1, range=room(draws.weights[:, 1]))
@@ -254,20 +254,20 @@ def monte_carlo(
 
 
 def whole_name(draws: PredictionDraws, curves: bool) -> str:
-    """What the samples are compared with."""
+    """The name of the reference that the average is compared with."""
     if draws.method != "linearised":
         return "the linear model"
     return "closed form" if curves else "all weights"
 
 
 def check_output(output: int, outputs: int) -> None:
-    """Refuse an output that the network does not have."""
+    """Refuse a number that is not one of the outputs."""
     if isinstance(output, bool) or not isinstance(output, int) or not 0 <= output < outputs:
         raise PeewitError(f"output={output!r} was given; expected a whole number from 0 to {outputs - 1}.")
 
 
 def label(figure: Figure, draws: PredictionDraws, curves: bool, output: int, classes: Sequence[str] | None) -> None:
-    """Axes of the lower panel, the same for any number of samples."""
+    """Set the axes of the lower panel, the same for any number of samples."""
     if curves:
         values = torch.cat([draws.predictions[..., output].flatten(), draws.exact[:, output]])
         figure.update_xaxes(title_text="input", row=2, col=1)
@@ -285,9 +285,9 @@ def label(figure: Figure, draws: PredictionDraws, curves: bool, output: int, cla
 
 
 def class_names(draws: PredictionDraws, classes: Sequence[str] | None) -> list[str]:
-    """What the classes are called."""
+    """The names of the classes."""
     number = draws.predictions.shape[-1]
-    if number == 1:  # a yes or no, and the probability is that of yes
+    if number == 1:  # yes or no, with the probability of yes
         return [str(classes[1]) if classes is not None and len(classes) == 2 else "class 1"]
     if classes is not None and len(classes) != number:
         raise PeewitError(f"classes has {len(classes)} names, and the network {number} outputs.")
@@ -295,7 +295,7 @@ def class_names(draws: PredictionDraws, classes: Sequence[str] | None) -> list[s
 
 
 def room(values: Tensor) -> list[float]:
-    """A range with some space at both ends."""
+    """A range of values with some space at both ends."""
     low, high = float(values.min()), float(values.max())
     more = 0.06 * (high - low) or 1.0
     return [low - more, high + more]
@@ -304,7 +304,7 @@ def room(values: Tensor) -> list[float]:
 def traces(
     draws: PredictionDraws, number: int, curves: bool, output: int, classes: Sequence[str] | None
 ) -> list[tuple[Any, int]]:
-    """Points of weights, every prediction, the average, the closed form; each with its panel."""
+    """Traces of the weights, the predictions, their average and the reference, each with its panel."""
     go = graph_objects()
     x, y = (content(draws, number, curves, output)[name] for name in ("x", "y"))
     look = {"mode": "markers", "marker": {"color": GREY, "size": 7, "opacity": 0.7}}
@@ -330,14 +330,14 @@ def traces(
 
 
 def content(draws: PredictionDraws, number: int, curves: bool, output: int) -> dict[str, list[Any]]:
-    """Coordinates of all four traces with so many samples."""
+    """Coordinates of all four traces with `number` samples."""
     weights = draws.weights[:number]
     average = draws.averages[number - 1]
     if curves:
         assert draws.x is not None
         order = draws.x.argsort()
         line = style.short_lists(draws.x[order], 4)
-        gap: list[float | None] = [None]  # lines of one trace, lifted between draws
+        gap: list[float | None] = [None]  # between the draws, which are one trace
         over = [value for _ in range(number) for value in line + gap]
         values = [
             value for draw in draws.predictions[:number, order, output] for value in style.short_lists(draw, 4) + gap
@@ -348,7 +348,7 @@ def content(draws: PredictionDraws, number: int, curves: bool, output: int) -> d
         )
     else:
         size = draws.predictions.shape[-1]
-        # Spread a little, always the same way, so that equal points are seen as several.
+        # Shift points sideways, always in the same way, so that equal points do not hide each other.
         shift = (torch.arange(number) * 0.618034) % 1.0 * 0.5 - 0.25
         spread = (torch.arange(size)[None, :] + shift[:, None]).flatten()
         single = list(range(size))

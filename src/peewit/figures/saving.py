@@ -1,4 +1,4 @@
-"""Figures as files: pages that need no network, and pictures where a Chromium is there to draw them."""
+"""Figures as files: self-contained pages, and pictures, which need a Chromium."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
-# Without plotly's button that sends a figure, and its data, to a server.
+# No button that sends the figure with its data to a server.
 CONFIG = {
     "responsive": True,
     "displaylogo": False,
     "showSendToCloud": False,
     "modeBarButtonsToRemove": ["sendDataToCloud"],
 }
-# The page takes the reader's light or dark colours: the figure itself is see-through.
+# The page follows the reader's light or dark colours: the figure is transparent.
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -56,14 +56,14 @@ def save(
     height: int | None = None,
     scale: float = 1.0,
 ) -> Path:
-    """Write a figure as a page (.html) or a picture (.png), by the suffix; the file is written whole or not at all.
+    """Write a figure as a page (.html) or a picture (.png), whole or not at all.
 
     Args:
         figure: A plotly figure, such as those of `pw.figures`.
-        path: Name of the file, which ends in .html or .png. Its folder has to exist; a file of that name is replaced.
-        plotlyjs: True puts plotly's script inside the page, which then needs no network and takes 4 to 5 MB; "cdn" has
-            the page fetch it when it is opened.
-        width: Width of a picture in pixels; pages take the width that there is.
+        path: Name of the file, ending in .html or .png. Its folder has to exist; an existing file is replaced.
+        plotlyjs: True puts plotly's script into the page, which then takes 4 to 5 MB and works offline; with "cdn" the
+            page fetches the script when it is opened.
+        width: Width of a picture in pixels; pages fill the window.
         height: Height of a picture in pixels; None for the figure's own, or else 500.
         scale: Factor of a picture's resolution.
 
@@ -71,12 +71,12 @@ def save(
         The path of the file.
 
     Raises:
-        ArgumentTypeError: `figure` is no plotly figure.
-        PeewitError: The name has another suffix, it is that of a device, or `plotlyjs` is neither True nor "cdn".
+        ArgumentTypeError: `figure` is not a plotly figure.
+        PeewitError: The path has another suffix or is a device, or `plotlyjs` is neither True nor "cdn".
         FileNotFoundError: The folder does not exist.
-        IsADirectoryError: The name is that of a folder.
+        IsADirectoryError: The path is a folder.
         MissingPackageError: A picture needs kaleido, which is not installed.
-        RuntimeError: A picture needs a Chromium, and none was found.
+        RuntimeError: No Chromium was found to draw the picture.
 
     Example:
         >>> pw.figures.save(pw.figures.spectra(la), "spectra.html", plotlyjs="cdn").name
@@ -85,12 +85,10 @@ def save(
     target = target_path(path)
     if not isinstance(figure, graph_objects().Figure):
         raise ArgumentTypeError(
-            f"figure is a {type(figure).__name__}; expected a figure of plotly, as peewit.figures makes."
+            f"figure is a {type(figure).__name__}; expected a plotly figure, such as those of peewit.figures."
         )
     if plotlyjs not in (True, "cdn"):
-        raise PeewitError(
-            f"plotlyjs={plotlyjs!r} was given; expected True, for a page that needs no network, or 'cdn'."
-        )
+        raise PeewitError(f"plotlyjs={plotlyjs!r} was given; expected True, for a page that works offline, or 'cdn'.")
     if target.suffix.lower() == ".html":
         content = page(figure, plotlyjs).encode()
     else:
@@ -101,7 +99,7 @@ def save(
 
 
 def target_path(path: str | os.PathLike[str]) -> Path:
-    """Where to write; refuses what is no place for a figure before any work is done."""
+    """Check the path before any work is done."""
     target = Path(os.fsdecode(path))
     if target.suffix.lower() not in (".html", ".png"):
         raise PeewitError(f"{target.name!r} ends in {target.suffix!r}; expected a name that ends in .html or .png.")
@@ -109,7 +107,7 @@ def target_path(path: str | os.PathLike[str]) -> Path:
 
 
 def page(figure: Figure, plotlyjs: Literal[True, "cdn"]) -> str:
-    """A whole page with one figure and its description."""
+    """A page with one figure and its description."""
     meta = figure.layout.meta or {}
     content = figure.to_html(full_html=False, include_plotlyjs=plotlyjs, config=CONFIG)
     title, alt = (html.escape(str(meta.get(name, ""))) for name in ("title", "alt"))
@@ -117,7 +115,7 @@ def page(figure: Figure, plotlyjs: Literal[True, "cdn"]) -> str:
 
 
 def browser() -> str | None:
-    """Chromium or Chrome where the system has one; kaleido finds its own otherwise."""
+    """The path of the system's Chromium or Chrome; without one, kaleido looks for its own."""
     chosen = os.environ.get("BROWSER_PATH")
     return chosen or next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
@@ -128,10 +126,10 @@ def picture(figure: Figure, width: int, height: int | None, scale: float) -> byt
         import kaleido
     except ImportError as error:
         raise MissingPackageError(
-            "Pictures need kaleido, which is not installed: pip install kaleido. Pages (.html) do not."
+            "Pictures need kaleido, which is not installed: pip install kaleido. Pages (.html) do not need it."
         ) from error
     size = {"width": width, "height": height or figure.layout.height or 500, "scale": scale}
-    # Formulas would be fetched from a network, and no figure has any.
+    # No figure has formulas, whose script would be fetched from a server.
     settings: dict[str, Any] = {"mathjax": False} | ({"path": browser_path} if (browser_path := browser()) else {})
     try:
         image: bytes = kaleido.calc_fig_sync(figure, opts={"format": "png", **size}, kopts=settings)
@@ -140,6 +138,6 @@ def picture(figure: Figure, width: int, height: int | None, scale: float) -> byt
             raise
         raise RuntimeError(
             "No Chromium was found to draw the picture with: install one (apt-get install chromium, or "
-            "kaleido_get_chrome), name it in BROWSER_PATH, or save the figure as .html, which needs none."
+            "kaleido_get_chrome), name it in BROWSER_PATH, or save the figure as .html."
         ) from None
     return image

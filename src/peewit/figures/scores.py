@@ -1,4 +1,4 @@
-"""Figures of an evaluation: calibration, whether errors go with doubt, strained inputs, methods side by side."""
+"""Figures of an evaluation: calibration, risk against coverage, corrupted inputs, methods side by side."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 def require_scores(scores: Sequence[MethodScores], what: str) -> Sequence[MethodScores]:
-    """At least one, and nothing else."""
+    """Check that there are scores, and nothing else."""
     if not scores:
-        raise PeewitError(f"{what} was given no scores; give some of report.methods.")
+        raise PeewitError(f"{what} got no scores; use {what}(*report.methods).")
     for method in scores:
         if not hasattr(method, "risk_coverage"):
             raise ArgumentTypeError(
-                f"{what} was given a {type(method).__name__}; expected scores, as in {what}(*report.methods)."
+                f"{what} got a {type(method).__name__}; expected scores, as in {what}(*report.methods)."
             )
     return scores
 
 
 def whiskers(values: Sequence[Estimate]) -> dict[str, Any]:
-    """Intervals as plotly wants them."""
+    """Intervals as error bars of plotly."""
     more = [max(each.high - each.value, 0.0) for each in values]
     less = [max(each.value - each.low, 0.0) for each in values]
     return {"type": "data", "symmetric": False, "array": more, "arrayminus": less, "thickness": 1.5, "color": GREY}
@@ -55,14 +55,14 @@ def reliability(*scores: MethodScores) -> Figure:
     """Draw accuracy against confidence, in bins: on the diagonal, predictions are as accurate as they are confident.
 
     Args:
-        *scores: Scores to compare, as in `reliability(*report.methods)`; those of numbers are left out.
+        *scores: Scores to compare, as in `reliability(*report.methods)`; scores for numbers are left out.
 
     Returns:
         A plotly figure, with the share of predictions in each bin below.
 
     Raises:
-        ArgumentTypeError: An argument is no `MethodScores`.
-        PeewitError: There are no scores, or none of them is of classes.
+        ArgumentTypeError: An argument is not a `MethodScores`.
+        PeewitError: There are no scores, or none for classes.
 
     Example:
         >>> [trace.name for trace in pw.figures.reliability(*report.methods).data][:2]
@@ -70,7 +70,7 @@ def reliability(*scores: MethodScores) -> Figure:
     """
     shown = [method for method in require_scores(scores, "reliability") if method.reliability is not None]
     if not shown:
-        raise PeewitError("None of the scores has a reliability curve: they are of numbers, not of classes; see pit.")
+        raise PeewitError("None of the scores has a reliability curve: they are for numbers, not for classes; use pit.")
     figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.75, 0.25])
     go = graph_objects()
     ideal = {"color": GREY, "dash": "dot"}
@@ -102,8 +102,8 @@ def reliability(*scores: MethodScores) -> Figure:
             go.Bar(x=middles, y=bars, marker={"color": colour}, showlegend=False, hovertemplate=hover, **group), 2, 1
         )
     alt = (
-        "Accuracy against confidence, in bins, and below how many predictions fall into each. On the dotted diagonal "
-        f"confidence is right; below it, too sure. Mean distance from it: {style.join(gaps)}."
+        "Accuracy against confidence, in bins, and below the share of predictions in each bin. Below the dotted "
+        f"diagonal a method is too sure. Mean distance from the diagonal: {style.join(gaps)}."
     )
     style.finish(figure, "Is it right as often as it says?", alt, height=560)
     figure.update_yaxes(title_text="how often right", range=[-0.03, 1.03], row=1, col=1)
@@ -114,7 +114,7 @@ def reliability(*scores: MethodScores) -> Figure:
 
 
 def risk_coverage(*scores: MethodScores) -> Figure:
-    """Draw the error among the most confident share of predictions: a good method's error falls as it keeps fewer.
+    """Draw the error among the most confident predictions: it falls as fewer are kept if confidence is useful.
 
     Args:
         *scores: Scores to compare, as in `risk_coverage(*report.methods)`.
@@ -123,7 +123,7 @@ def risk_coverage(*scores: MethodScores) -> Figure:
         A plotly figure: the share of errors for classes, the mean squared error for numbers.
 
     Raises:
-        ArgumentTypeError: An argument is no `MethodScores`.
+        ArgumentTypeError: An argument is not a `MethodScores`.
         PeewitError: There are no scores.
 
     Example:
@@ -144,8 +144,8 @@ def risk_coverage(*scores: MethodScores) -> Figure:
         )
     alt = (
         "Error among the surest predictions against the share that is kept, for "
-        f"{style.join([method.name for method in scores])}. The lower a curve stays on the left, the better doubt goes "
-        "with errors."
+        f"{style.join([method.name for method in scores])}. The lower a curve is on the left, the better the "
+        "uncertainty finds errors."
     )
     y = kinds.pop() if len(kinds) == 1 else "error"
     style.finish(figure, "Errors if only the surest are kept", alt, x="share of predictions kept", y=y)
@@ -166,8 +166,8 @@ def shift_curves(report: Results, kind: VariationKind = "shifts", metric: str | 
         A plotly figure, with a menu where there are several corruptions.
 
     Raises:
-        ArgumentTypeError: `report` is no report.
-        PeewitError: `kind` is none of the two, the report has none of this kind, or the metric is not known.
+        ArgumentTypeError: `report` is not a report.
+        PeewitError: `kind` is none of the two, the report has none of this kind, or the metric is unknown.
 
     Example:
         >>> pw.figures.shift_curves(report, metric="nll").data[0].x
@@ -199,7 +199,7 @@ def shift_curves(report: Results, kind: VariationKind = "shifts", metric: str | 
     names = list(dict.fromkeys(owners))
     alt = (
         f"{style.sentence(words)} against the strength of {'attacks' if kind == 'attacks' else 'corruptions'} "
-        f"({style.join(names)}), a line with intervals per method; strength 0 is the clean test set."
+        f"({style.join(names)}), with a line and intervals for each method; strength 0 is the clean test set."
     )
     title = style.sentence(words)
     style.finish(figure, title, alt, x="strength", y=words, top=44 if len(names) > 1 else 0)
@@ -220,24 +220,24 @@ def shift_line(method: str, number: int, shift: Shift, metric: str, visible: boo
         mode="lines+markers",
         name=method,
         visible=visible,
-        hovertemplate=f"{method}<br>strength %{{x:g}}: %{{text}}<extra></extra>",
+        hovertemplate=f"{method}<br>strength %{{x:.4g}}: %{{text}}<extra></extra>",
         **look(number),
     )
 
 
 def pit(*scores: MethodScores) -> Figure:
-    """Draw where observations fall among their predicted quantiles: evenly, if the predictions are right.
+    """Draw a histogram of the predicted quantiles of observations: flat if predictions are calibrated.
 
     Args:
-        *scores: Scores to compare, as in `pit(*report.methods)`; those of classes are left out.
+        *scores: Scores to compare, as in `pit(*report.methods)`; scores for classes are left out.
 
     Returns:
-        A plotly figure: the share of observations in each bin of the probability integral transform (PIT), over an even
-        share.
+        A plotly figure: the share of observations in each bin of the probability integral transform (PIT), relative to
+        a uniform distribution.
 
     Raises:
-        ArgumentTypeError: An argument is no `MethodScores`.
-        PeewitError: There are no scores, or none of them is of numbers.
+        ArgumentTypeError: An argument is not a `MethodScores`.
+        PeewitError: There are no scores, or none for numbers.
 
     Example:
         >>> pw.figures.pit(*line_report.methods).data[0].name
@@ -245,7 +245,7 @@ def pit(*scores: MethodScores) -> Figure:
     """
     shown = [method for method in require_scores(scores, "pit") if method.pit is not None]
     if not shown:
-        raise PeewitError("None of the scores has quantiles: they are of classes, not of numbers; see reliability.")
+        raise PeewitError("None of the scores has quantiles: they are for classes, not for numbers; use reliability.")
     go = graph_objects()
     figure = go.Figure()
     for number, method in enumerate(shown):
@@ -265,9 +265,8 @@ def pit(*scores: MethodScores) -> Figure:
         )
     figure.add_hline(y=1.0, line={"color": GREY, "dash": "dot"})
     alt = (
-        f"How observations are spread over their predicted quantiles, for "
-        f"{style.join([method.name for method in shown])}. "
-        "Level at one is right; raised ends mean too narrow predictions, a raised middle too wide ones."
+        f"Histogram of the predicted quantiles of observations, for {style.join([method.name for method in shown])}. "
+        "Flat at one is calibrated; raised ends mean that predictions are too narrow, a raised middle too wide."
     )
     x, y = "predicted quantile of the observation", "observations, 1 is even"
     style.finish(figure, "Do observations fill the quantiles evenly?", alt, x=x, y=y)
@@ -287,7 +286,7 @@ def compare(report: Results, metric: str) -> Figure:
         A plotly figure.
 
     Raises:
-        ArgumentTypeError: `report` is no report.
+        ArgumentTypeError: `report` is not a report.
         PeewitError: No method has this metric.
 
     Example:

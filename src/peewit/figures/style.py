@@ -1,4 +1,4 @@
-"""The look that all figures share: colours, texts, and what every figure has, a title and a description in words."""
+"""The look that all figures share: colours, fonts, axes, menus, and a title and a description for each."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 Numbers = TypeVar("Numbers")
 
-# Okabe and Ito's colours, told apart by the colour-blind and visible on light and on dark pages; lines differ in
-# dashes and markers in shapes too, for those who print.
+# Okabe and Ito's colours: the colour-blind can tell them apart, and they show on light and on dark pages. Lines also
+# differ in dashes and markers in shapes, for print.
 BLUE, ORANGE, GREEN, PURPLE, SKY, GOLD = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"
 GREY = "#808080"
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GOLD, GREY)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon", "hexagon")
-# Brightness rises evenly, so that they can be read without colours.
+# Brightness rises evenly, so that it can be read without colours.
 SEQUENTIAL = "Cividis"
 DIVERGING = ((0.0, "#0B4F7D"), (0.25, "#5DA5D1"), (0.5, "#F5F5F5"), (0.75, "#E8935A"), (1.0, "#9E3D00"))
-TEXT = "#7A7A7A"  # as far from white as from black: read on both
+TEXT = "#7A7A7A"  # halfway between white and black, so that it shows on both
 LINES = "rgba(128, 128, 128, 0.25)"
 CLEAR = "rgba(0, 0, 0, 0)"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -44,7 +44,7 @@ def graph_objects() -> Any:
 
 
 def expect_posterior(source: Any, alternative: str = "") -> None:
-    """Refuse what is no posterior; `alternative` is what a figure takes besides."""
+    """Refuse anything but a posterior; `alternative` names what else a figure takes."""
     if not isinstance(source, Laplace):
         raise ArgumentTypeError(
             f"A {type(source).__name__} was given; expected a posterior, which peewit.fit returns{alternative}."
@@ -62,25 +62,23 @@ def expect_report(source: Any) -> None:
 def numbers_of(source: Any, ready: type[Numbers], compute: Callable[..., Numbers], **arguments: Any) -> Numbers:
     """The numbers behind a figure: `source` itself, or computed from a posterior.
 
-    Arguments that are None or False were not given. Ready numbers take no arguments.
+    Arguments that are None or False count as not given. Ready numbers take no arguments.
     """
     chosen = {name: value for name, value in arguments.items() if value is not None and value is not False}
     if isinstance(source, ready):
         if chosen:
             raise PeewitError(
-                f"A {ready.__name__} was given, whose numbers are there already; leave {join(list(chosen))} out."
+                f"A {ready.__name__} was given, which already has its numbers; leave {join(list(chosen))} out."
             )
         return source
     expect_posterior(source, f", or a {ready.__name__}")
     if "data" in arguments and arguments["data"] is None:
-        raise PeewitError(
-            "This figure is computed from data, and none was given; give the training data, (x, y) or a loader."
-        )
+        raise PeewitError("This figure needs data, and none was given; give the training data, (x, y) or a loader.")
     return compute(source, **chosen)
 
 
 def check_points(points: Any) -> int:
-    """A number of points along an axis that has a middle and two ends."""
+    """Check a number of points along an axis, which has a middle and two ends."""
     if not is_count(points) or points < 3:
         raise PeewitError(f"points={points!r} was given; expected a whole number of at least 3.")
     return int(points)
@@ -100,13 +98,13 @@ def colour(number: int) -> str:
 
 
 def fade(colour: str, opacity: float) -> str:
-    """A colour that lets through what is behind it."""
+    """A colour with an opacity."""
     red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, {opacity})"
 
 
 def dash(number: int) -> str:
-    """The dashes of the n-th line: others than those of the line before it with the same colour."""
+    """The dashes of the n-th line; lines of the same colour get different dashes."""
     return DASHES[(number + number // len(COLOURS)) % len(DASHES)]
 
 
@@ -116,22 +114,22 @@ def symbol(number: int) -> str:
 
 
 def wrap(text: str, width: int = 46) -> str:
-    """Lines short enough for a phone: figures do not break them."""
+    """Break a text into lines that fit on a phone: plotly does not."""
     return "<br>".join(textwrap.wrap(text, width))
 
 
 def literal(text: str) -> str:
-    """A name that is shown as it is: figures take `<s>` and the like for signs of their own."""
+    """Escape a name: plotly reads `<s>` and the like as markup."""
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def brief(value: float) -> str:
-    """A number with three digits."""
+    """A number with three significant digits."""
     return f"{value:.3g}"
 
 
 def short_lists(values: Tensor, digits: int = 5) -> list[Any]:
-    """Nested lists with so many digits, and nothing where there is no number: pages stay small."""
+    """Nested lists of rounded numbers, which keep pages small; None for NaN and infinity."""
     if values.dim() > 1:
         return [short_lists(row, digits) for row in values]
     return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()]
@@ -153,7 +151,7 @@ def finish(
     top: int = 0,
     bottom: int = 0,
 ) -> Figure:
-    """The shared look; `alt` says in a sentence or two what is seen, `top` and `bottom` keep room for menus."""
+    """Set the shared look; `alt` describes the figure in a sentence or two, `top` and `bottom` keep room for menus."""
     text = wrap(literal(title))
     lines = text.count("<br>") + 1
     legend = {"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 0, "yanchor": "bottom"}
@@ -213,7 +211,7 @@ def category_rows(figure: Figure) -> None:
 
 
 def sentence(words: str) -> str:
-    """With a capital letter."""
+    """A text with a capital letter."""
     return words[:1].upper() + words[1:]
 
 

@@ -1,4 +1,4 @@
-"""Numbers of a posterior for figures, from itself or from a report: its groups, its layers and how it was tuned."""
+"""Numbers behind figures of a posterior, from the posterior or from a report: groups, layers and tuning."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What figures need of a posterior: plain numbers."""
+    """The numbers of a posterior that figures draw."""
 
     groups: tuple[str, ...]
     precisions: tuple[float, ...]  # the prior's, by group
@@ -67,7 +67,7 @@ def summary(la: Laplace) -> Summary:
 
 
 def quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:
-    """Interpolated, of any number of values (torch's own takes 16 million at most)."""
+    """Interpolated quantiles of any number of values (`torch.quantile` takes at most 16 million)."""
     ordered = values.sort().values
     places = levels * (len(ordered) - 1)
     low = places.floor().long()
@@ -77,7 +77,7 @@ def quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:
 
 
 def summary_of(source: Laplace | Summary | Results) -> Summary:
-    """From a posterior, from its numbers, or from a report that has them."""
+    """The summary of a posterior or of a report; a summary is returned as it is."""
     if isinstance(source, Summary):
         return source
     if isinstance(source, Laplace):
@@ -91,7 +91,7 @@ def summary_of(source: Laplace | Summary | Results) -> Summary:
 
 
 def summary_in(posterior: Mapping[str, Any]) -> Summary:
-    """From the numbers in a report; what it does not have is left empty."""
+    """The summary in a report; numbers that the report does not have are left empty."""
     groups = tuple(str(name) for name in posterior.get("groups") or ())
 
     def numbers(key: str) -> tuple[float, ...]:
@@ -111,13 +111,13 @@ def summary_in(posterior: Mapping[str, Any]) -> Summary:
 
 
 def layer_of(layer: Mapping[str, Any]) -> Layer:
-    """One tensor of a report."""
+    """One tensor, as a report describes it."""
     quantiles = tuple(float(each) for each in layer["variance_quantiles"])
     return Layer(str(layer["name"]), int(layer["weights"]), quantiles, float(layer["prior_variance"]))
 
 
 def steps_of(source: Any) -> tuple[list[float], str, list[list[float]], list[str]]:
-    """Values, what they are, precisions (steps, groups) where all were kept, and names of groups."""
+    """Scores of the steps, name of the score, precisions (steps, groups) if all were kept, and names of groups."""
     trace = source.trace if isinstance(source, Laplace) else source
     if trace is None:
         raise PeewitError("The posterior was not tuned, so there is no trace; use la.tune().")

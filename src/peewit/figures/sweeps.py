@@ -1,4 +1,4 @@
-"""The effect of the data weight and of the prior precision on calibration."""
+"""The figure of a sweep: the effect of data weight and prior precision on calibration."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 def sweep(source: Any, metric: str | None = None) -> Figure:
     """Draw the settings of a sweep over data weight and prior precision, coloured by a metric.
 
-    A menu switches between metrics. A circle marks the setting that is best by the metric of the sweep.
+    A menu switches between metrics. A circle marks the best setting by the sweep's own metric.
 
     Args:
         source: A sweep, which `pw.sweep` returns.
-        metric: Name of the metric to show first; None for the metric of the sweep.
+        metric: Name of the metric to show first. None for the sweep's own.
 
     Returns:
         A plotly figure with logarithmic axes.
 
     Raises:
-        ArgumentTypeError: `source` is no sweep.
-        PeewitError: The sweep has no points, or the metric is not known.
+        ArgumentTypeError: `source` is not a sweep.
+        PeewitError: The sweep has no points, or the metric is unknown.
 
     Example:
         >>> tried = pw.sweep(la, (x, y), trials=4)
@@ -60,8 +60,8 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     choices = [(short(name), [other == name for other in order] + [True]) for name in order]
     value = best.metrics[chosen]
     alt = (
-        f"Squares for {len(points)} settings of how many examples the data count for and of the prior's precision, "
-        f"coloured by {catalogue.describe(first).phrase}. Best {short(chosen)}: {brief(value)} at "
+        f"Squares for {len(points)} settings of the data weight, in examples, and of the prior precision, coloured "
+        f"by {catalogue.describe(first).phrase}. Best {short(chosen)}: {brief(value)} at "
         f"{brief(best.data_weight)} examples and precision {brief(best.prior_precision)}."
     )
     title = "Scale, prior precision, and calibration"
@@ -73,15 +73,15 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
 
 
 def short(name: str) -> str:
-    """A metric in few words."""
+    """A short name of a metric."""
     return catalogue.describe(name).phrase.partition(" (")[0]
 
 
 def settings_trace(points: list[Any], name: str, visible: bool) -> Any:
-    """Every setting as a square, coloured by one metric; colours leave outliers aside."""
+    """Every setting as a square, coloured by one metric; the worst tenth shares a colour."""
     values = [point.metrics.get(name, math.nan) for point in points]
     finite = sorted(value for value in values if math.isfinite(value)) or [0.0]
-    aside = len(finite) // 10  # the worst ones
+    aside = len(finite) // 10  # outliers, which would stretch the colours
     low, high = finite[0], finite[-1 - aside]
     if catalogue.describe(name).better > 0:
         low, high = finite[aside], finite[-1]

@@ -1,4 +1,4 @@
-"""How unsure a method is of known and unknown inputs, and how well it tells them apart."""
+"""Figures of the uncertainty on known and unknown inputs, and of how well it separates them."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ SCORES = {
     "confidence": "confidence",
     "entropy": "entropy (nats)",
     "mutual_information": "mutual information (nats)",
-    "epistemic_variance": "variance from not knowing the weights",
+    "epistemic_variance": "epistemic variance",
     "variance": "variance",
 }
 
 
 def uncertainty_histogram(scores: MethodScores, score: str | None = None, bins: int = 30) -> Figure:
-    """Draw histograms of a method's uncertainty on test inputs and on unknown ones: the less they overlap, the better.
+    """Draw histograms of a method's uncertainty on test inputs and unknown ones: the less they overlap, the better.
 
     Args:
         scores: Scores of one method, such as `report.methods[0]`.
-        score: Name of the score, such as "confidence", "mutual_information" or "epistemic_variance"; None for the
-            entropy of classes, or the variance of numbers.
+        score: Name of the score, such as "confidence", "mutual_information" or "epistemic_variance". None for the
+            entropy for classes, or the variance for numbers.
         bins: Number of bins.
 
     Returns:
         A plotly figure, with one histogram per data set.
 
     Raises:
-        ArgumentTypeError: `scores` is no `MethodScores`.
-        PeewitError: `bins` is no positive whole number, or the score is not known.
+        ArgumentTypeError: `scores` is not a `MethodScores`.
+        PeewitError: `bins` is not a positive whole number, or the score is unknown.
 
     Example:
         >>> [trace.name for trace in pw.figures.uncertainty_histogram(report.methods[0]).data]
@@ -55,7 +55,7 @@ def uncertainty_histogram(scores: MethodScores, score: str | None = None, bins: 
     by_data = {name: each[score] for name, each in scores.uncertainty.items() if each.get(score)}
     known = sorted({name for each in scores.uncertainty.values() for name in each})
     if not by_data:
-        raise PeewitError(f"score={score!r} is not known here; {nearest(str(score), known)}Known: {', '.join(known)}.")
+        raise PeewitError(f"score={score!r} is unknown here; {nearest(str(score), known)}Known: {', '.join(known)}.")
     go = graph_objects()
     finite = {name: [value for value in values if math.isfinite(value)] for name, values in by_data.items()}
     all_values = [value for values in finite.values() for value in values] or [0.0]
@@ -82,7 +82,7 @@ def uncertainty_histogram(scores: MethodScores, score: str | None = None, bins: 
 
 
 def histogram(values: Sequence[float], low: float, width: float, bins: int) -> tuple[list[float], list[float]]:
-    """Shares in bins of equal width, the last one closed, and their edges."""
+    """Shares in bins of equal width, and the edges of the bins; the last bin includes its end."""
     counts = [0] * bins
     for value in values:
         counts[min(max(int((value - low) / width), 0), bins - 1)] += 1
@@ -90,7 +90,7 @@ def histogram(values: Sequence[float], low: float, width: float, bins: int) -> t
 
 
 def detection(*scores: MethodScores) -> Figure:
-    """Draw how well unknown inputs are detected, as AUROC by method and by score; 0.5 is chance.
+    """Draw the AUROC of detecting unknown inputs, by method and by score; 0.5 is chance.
 
     Args:
         *scores: Scores to compare, as in `detection(*report.methods)`, of a report with unknown inputs (`ood`).
@@ -99,7 +99,7 @@ def detection(*scores: MethodScores) -> Figure:
         A plotly figure with intervals.
 
     Raises:
-        ArgumentTypeError: An argument is no `MethodScores`.
+        ArgumentTypeError: An argument is not a `MethodScores`.
         PeewitError: There are no scores, or none has unknown inputs.
 
     Example:
@@ -151,8 +151,8 @@ def detection(*scores: MethodScores) -> Figure:
         )
     figure.add_vline(x=0.5, line={"color": GREY, "dash": "dot"})
     alt = (
-        f"How well unknown inputs ({style.join(sets)}) are told from test inputs, as AUROC with intervals, by method "
-        f"and by score; the dotted line is chance. Best: {best[1]}, {best[0]:.3f}."
+        f"AUROC of detecting unknown inputs ({style.join(sets)}), with intervals, by method and by score; the dotted "
+        f"line is chance. Best: {best[1]}, {best[0]:.3f}."
     )
     title = f"Unknown inputs noticed: {sets[0]}" if not several else "Unknown inputs noticed"
     lines = len({label for trace in figure.data for label in trace.y})

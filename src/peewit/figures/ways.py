@@ -1,4 +1,4 @@
-"""Directions in the space of weights: random ones as long as the weights are, and those that curvature singles out."""
+"""Directions in the space of weights: random ones with the norms of the weights, and eigenvectors of curvature."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from ..laplace import Laplace
 
 DirectionName: TypeAlias = Literal["eigen", "random"]
-DENSE = 2_000  # weights up to which eigenvectors are taken of the whole matrix
-STEPS = 100  # of Lanczos above that
+DENSE = 2_000  # weights up to which the whole matrix is decomposed
+STEPS = 100  # of the Lanczos method, above that
 
 
 def choose(la: Laplace, directions: DirectionName | Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """(count, D) in float64: by name, or those that were given."""
+    """(count, D) in float64: directions by name, or the caller's own, checked."""
     if isinstance(directions, Tensor):
         return check_directions(la, directions, count)
     check_name(directions, get_args(DirectionName), "directions")
     if count > la.D:
-        raise PeewitError(f"{count} directions were asked for, and the posterior has {la.D} uncertain weight.")
+        raise PeewitError(f"dimensions={count} was given; the posterior has only {la.D} uncertain weight.")
     return filter_normalised(la, count, generator) if directions == "random" else eigen(la, count, generator)
 
 
 def check_directions(la: Laplace, directions: Tensor, count: int) -> Tensor:
-    """The caller's own; refused where they do not fit."""
+    """The caller's directions in float64; refuse other shapes, zeros, and numbers that are not finite."""
     rows = directions.detach().to(device=la.weights.device, dtype=torch.float64)
     if rows.shape != (count, la.D) or not bool(torch.isfinite(rows).all()) or not bool((rows != 0).any(1).all()):
         raise PeewitError(
@@ -42,9 +42,9 @@ def check_directions(la: Laplace, directions: Tensor, count: int) -> Tensor:
 
 
 def filter_normalised(la: Laplace, count: int, generator: torch.Generator) -> Tensor:
-    """(count, D): normal numbers, each filter (row of a weight) as long as the trained one.
+    """(count, D): normal numbers, with each filter (row of a weight) scaled to the norm of the trained one.
 
-    Biases and other vectors stay where they are: their random directions would drown the rest (Li et al. 2018).
+    Biases and other vectors stay fixed: their random directions would dominate the others (Li et al. 2018).
     """
     drawn = normal((count, la.D), generator, la.weights.device)
     trained = unflatten(la.weights.double(), la.space)
@@ -58,12 +58,12 @@ def filter_normalised(la: Laplace, count: int, generator: torch.Generator) -> Te
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
-    """Normal numbers in float64, drawn where the generator is."""
+    """Normal numbers in float64, drawn on the generator's device."""
     return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device).to(device)
 
 
 def as_long(drawn: Tensor, trained: Tensor, matrices: bool) -> Tensor:
-    """One tensor: filters scaled to the length of the trained ones; a vector is zero, unless there are only vectors."""
+    """Scale the filters of one tensor to the norms of the trained ones; vectors are zero unless all are vectors."""
     if trained.dim() <= 1:
         if matrices:
             return torch.zeros_like(drawn)
@@ -78,9 +78,9 @@ def length(rows: Tensor) -> Tensor:
 
 
 def eigen(la: Laplace, count: int, generator: torch.Generator, dense: int = DENSE) -> Tensor:
-    """(count, D): eigenvectors of the posterior precision with the largest eigenvalues, one deviation long each.
+    """(count, D): eigenvectors of the posterior precision with the largest eigenvalues, one standard deviation long.
 
-    These are the directions that the data determine best: where the loss rises fastest.
+    The data determine these directions best: the loss rises fastest along them.
     """
 
     def product(v: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def extreme(
     device: torch.device,
     dense: int = DENSE,
 ) -> tuple[Tensor, Tensor]:
-    """(count,) and (count, size): the largest eigenvalues of a symmetric matrix and their vectors, largest first."""
+    """(count,) and (count, size): the largest eigenvalues of a symmetric matrix and their eigenvectors."""
     if size <= dense:
         whole = product(torch.eye(size, dtype=torch.float64, device=device))
         values, vectors = torch.linalg.eigh(0.5 * (whole + whole.mT))
@@ -111,7 +111,7 @@ def extreme(
 def lanczos(
     product: Callable[[Tensor], Tensor], size: int, steps: int, generator: torch.Generator, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """(k, size) orthonormal rows and the matrix (k, k) in them: Krylov's space, made orthogonal twice in each step."""
+    """(k, size) orthonormal rows of a Krylov space, orthogonalised twice per step, and the matrix (k, k) in it."""
     start = normal((size,), generator, device)
     rows, images = [start / start.norm()], []
     for _ in range(steps):
@@ -129,6 +129,6 @@ def lanczos(
 
 
 def fix_signs(vectors: Tensor) -> Tensor:
-    """Rows whose largest number is positive: the sign of an eigenvector is no one's choice."""
+    """Flip rows so that their largest number is positive: the sign of an eigenvector is arbitrary."""
     largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
     return vectors * largest.sign()

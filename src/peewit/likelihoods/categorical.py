@@ -75,7 +75,7 @@ class Categorical(Likelihood):
     def caveat(self) -> str:
         """Weighted or smoothed losses are no likelihood of the labels."""
         names = [name for name, on in self._options() if on]
-        return f"with {' and '.join(names)} the loss is no likelihood of the labels" if names else ""
+        return f"with {' and '.join(names)} the loss is not a likelihood of the labels" if names else ""
 
     def _options(self) -> tuple[tuple[str, bool], ...]:
         return ("class weights", self.weight is not None), ("label smoothing", self.label_smoothing > 0)

@@ -48,7 +48,7 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
         A `Reliability` with B bins.
 
     Raises:
-        PeewitError: `bins` is no positive whole number, or see `accuracy`.
+        PeewitError: `bins` is not a positive whole number, or see `accuracy`.
 
     Example:
         >>> probs, labels = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([0, 1, 1])
@@ -84,7 +84,7 @@ def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        PeewitError: `bins` is no positive whole number, or see `accuracy`.
+        PeewitError: `bins` is not a positive whole number, or see `accuracy`.
 
     Example:
         >>> probs, labels = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([0, 1, 1])
@@ -108,7 +108,7 @@ def ece_adaptive(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        PeewitError: `bins` is no positive whole number, or see `accuracy`.
+        PeewitError: `bins` is not a positive whole number, or see `accuracy`.
 
     Example:
         >>> probs, labels = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([0, 1, 1])
@@ -132,7 +132,7 @@ def ece_classwise(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        PeewitError: `bins` is no positive whole number, or see `accuracy`.
+        PeewitError: `bins` is not a positive whole number, or see `accuracy`.
 
     Example:
         >>> probs, labels = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([0, 1, 1])
@@ -156,7 +156,7 @@ def mce(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
         A number from 0 to 1; lower is better.
 
     Raises:
-        PeewitError: `bins` is no positive whole number, or see `accuracy`.
+        PeewitError: `bins` is not a positive whole number, or see `accuracy`.
 
     Example:
         >>> probs, labels = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([0, 1, 1])

@@ -78,7 +78,7 @@ def brier(probs: Tensor, labels: Tensor) -> float:
 
 
 def check_probs(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, C) in float64 and (N,); refuses what is no set of probabilities with a label each."""
+    """(N, C) in float64 and (N,); refuses what is not a set of probabilities with a label each."""
     if probs.dim() < 2 or labels.shape != probs.shape[:-1]:
         raise PeewitError(
             f"Probabilities {tuple(probs.shape)} and labels {tuple(labels.shape)}; expected (..., C) and (...), "

@@ -166,7 +166,7 @@ class Specimen:
         predicted: Predicted class number, or the predicted mean.
         confidence: Probability of the predicted class; NaN in regression.
         uncertainty: Entropy in nats, or the standard deviation in regression.
-        image: Pixels (rows, columns, channels) from 0 to 1, at most 64 by 64; None where the input is no image.
+        image: Pixels (rows, columns, channels) from 0 to 1, at most 64 by 64; None where the input is not an image.
 
     Example:
         >>> specimen = report.surest[0]
@@ -204,5 +204,5 @@ class Results:
             if method.name == name:
                 return method
         raise KeyError(
-            f"{name!r} is no method of this report; it has {', '.join(method.name for method in self.methods)}."
+            f"{name!r} is not a method of this report; it has {', '.join(method.name for method in self.methods)}."
         )

@@ -56,7 +56,7 @@ class Coverage:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(f"{name!r} is no parameter of this network.")
+        raise KeyError(f"{name!r} is not a parameter of this network.")
 
     def __str__(self) -> str:
         """A table that fits a terminal."""

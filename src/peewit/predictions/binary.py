@@ -90,7 +90,7 @@ class Binary(Labels):
 
         Raises:
             PeewitError: The targets do not fit the outputs.
-            ArgumentTypeError: `y` is no tensor.
+            ArgumentTypeError: `y` is not a tensor.
 
         Example:
             >>> labels = (y == 0).float()[:, None]
@@ -141,8 +141,8 @@ class Binary(Labels):
             Zeros and ones (S, N, ...).
 
         Raises:
-            PeewitError: `samples` is no positive whole number.
-            ArgumentTypeError: `generator` is no torch.Generator.
+            PeewitError: `samples` is not a positive whole number.
+            ArgumentTypeError: `generator` is not a torch.Generator.
 
         Example:
             >>> labels = (y == 0).float()[:, None]

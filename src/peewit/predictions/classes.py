@@ -92,7 +92,7 @@ class Classes(Labels):
 
         Raises:
             PeewitError: The targets do not fit the outputs.
-            ArgumentTypeError: `y` is no tensor.
+            ArgumentTypeError: `y` is not a tensor.
 
         Example:
             >>> la.predict(x).log_prob(y).shape
@@ -139,8 +139,8 @@ class Classes(Labels):
             Class numbers (S, N, *positions).
 
         Raises:
-            PeewitError: `samples` is no positive whole number.
-            ArgumentTypeError: `generator` is no torch.Generator.
+            PeewitError: `samples` is not a positive whole number.
+            ArgumentTypeError: `generator` is not a torch.Generator.
 
         Example:
             >>> la.predict(x).sample(10).shape

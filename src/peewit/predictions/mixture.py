@@ -82,7 +82,7 @@ class Mixture(Numbers):
 
         Raises:
             PeewitError: The targets do not fit the outputs.
-            ArgumentTypeError: `y` is no tensor.
+            ArgumentTypeError: `y` is not a tensor.
 
         Example:
             >>> line.predict(t, link="mc").log_prob(z).shape
@@ -141,8 +141,8 @@ class Mixture(Numbers):
             Observations (S, N, ...).
 
         Raises:
-            PeewitError: `samples` is no positive whole number.
-            ArgumentTypeError: `generator` is no torch.Generator.
+            PeewitError: `samples` is not a positive whole number.
+            ArgumentTypeError: `generator` is not a torch.Generator.
 
         Example:
             >>> line.predict(t, link="mc").sample(10).shape

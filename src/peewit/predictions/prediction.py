@@ -97,7 +97,7 @@ class Prediction(ABC):
 
         Raises:
             PeewitError: The targets do not fit the outputs.
-            ArgumentTypeError: `y` is no tensor.
+            ArgumentTypeError: `y` is not a tensor.
 
         Example:
             >>> la.predict(x).log_prob(y).shape
@@ -135,8 +135,8 @@ class Prediction(ABC):
             Observations (S, N, ...).
 
         Raises:
-            PeewitError: `samples` is no positive whole number.
-            ArgumentTypeError: `generator` is no torch.Generator.
+            PeewitError: `samples` is not a positive whole number.
+            ArgumentTypeError: `generator` is not a torch.Generator.
 
         Example:
             >>> la.predict(x).sample(10).shape

@@ -77,7 +77,7 @@ class Regression(Numbers):
 
         Raises:
             PeewitError: The targets do not fit the outputs.
-            ArgumentTypeError: `y` is no tensor.
+            ArgumentTypeError: `y` is not a tensor.
 
         Example:
             >>> line.predict(t).log_prob(z).shape
@@ -109,7 +109,7 @@ class Regression(Numbers):
 
         Raises:
             PeewitError: The targets do not fit the outputs, or the prediction was made without `joint=True`.
-            ArgumentTypeError: `y` is no tensor.
+            ArgumentTypeError: `y` is not a tensor.
 
         Example:
             >>> line.predict(t, joint=True).joint_log_prob(z).shape
@@ -162,8 +162,8 @@ class Regression(Numbers):
             Observations (S, N, ...).
 
         Raises:
-            PeewitError: `samples` is no positive whole number.
-            ArgumentTypeError: `generator` is no torch.Generator.
+            PeewitError: `samples` is not a positive whole number.
+            ArgumentTypeError: `generator` is not a torch.Generator.
 
         Example:
             >>> line.predict(t).sample(10).shape

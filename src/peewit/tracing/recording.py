@@ -85,8 +85,8 @@ class Recording(TorchFunctionMode):
     ) -> Any:
         """Hand recognised calls to their layer's handler."""
         handler = HANDLERS.get(func)
-        # Without gradients nothing can be recorded: such a region is no function of the weights. Inside the network's
-        # own transforms tensors have no place in the graph: what happens there is for the generic rule.
+        # Without gradients nothing can be recorded: such a region is not a function of the weights. Inside transforms
+        # of the network itself, tensors are not in the graph; the generic rule handles what happens there.
         if handler is None or not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
             if func is torch.autograd.grad and torch.is_grad_enabled():
                 self._begin_again()

@@ -169,7 +169,7 @@ def masked_space(model: nn.Module, masks: Mapping[str, Tensor] | Tensor) -> Spac
         for name, mask in pieces.items():
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
-                raise PeewitError(f"weights has a mask for {name!r}, which is no parameter; the nearest are {near}.")
+                raise PeewitError(f"weights has a mask for {name!r}, which is not a parameter; the nearest are {near}.")
             if mask.dtype != torch.bool or mask.shape != known[name].shape:
                 raise PeewitError(
                     f"The mask for {name!r} has shape {tuple(mask.shape)} and dtype {mask.dtype}; expected "
