@@ -1,10 +1,10 @@
-"""Last-layer Laplace on ResNets trained on CIFAR-10: published figures beside what comes out here.
+"""Last-layer Laplace on ResNets trained on CIFAR-10: published results beside ours.
 
     python examples/cifar10_resnets.py --data DIR [--network resnet20 resnet56] [--cache DIR]
 
 DIR (or PEEWIT_DATA) holds `cifar10/` with the images and labels and `weights_cifar10/` with the state dicts of the
-networks. A pass over 60,000 images takes minutes on a CPU, so the inputs of the last layer are computed once per
-network, and `pw.fit` sees the last layer alone, applied to them, in float64: the same posterior as with
+networks. A pass over 60,000 images takes minutes on a CPU, so the script computes the inputs of the last layer once per
+network. `pw.fit` gets only the last layer and these inputs, in float64. The posterior is the same as with
 `weights="last_layer"` on the whole network.
 """
 
@@ -30,7 +30,7 @@ MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 BLOCKS = {"resnet20": 3, "resnet56": 9}
 PARTS = ("first10000", "10000-20000", "20000-30000", "30000-40000", "40000-50000")
 STRUCTURES = {"full": pw.Full(), "KFAC": pw.Kron(), "KFAC, joint bias": pw.Kron(bias="joint")}
-# From result files that were published, and from an independent float64 computation on the same data and weights.
+# Published result files, and an independent float64 computation on the same data and weights.
 KNOWN: dict[tuple[str, str], tuple[str, str]] = {
     ("resnet20", "MAP NLL"): (".281522", ".281522"),
     ("resnet20", "MAP ECE"): ("", ".0390"),
@@ -138,7 +138,7 @@ def nll(probabilities: Tensor, y: Tensor) -> float:
 
 
 def ece(probabilities: Tensor, y: Tensor, bins: int = 15) -> float:
-    """Expected calibration error over equal bins of the confidence, none of which is left out."""
+    """Expected calibration error over bins of equal width."""
     confidence, guess = probabilities.max(-1)
     place = (confidence * bins).ceil().long().clamp(1, bins) - 1
     gaps = torch.zeros(bins, dtype=torch.float64).index_add(0, place, (guess == y).double() - confidence)
@@ -160,7 +160,7 @@ def monte_carlo(la: pw.Laplace, x: Tensor, y: Tensor, samples: int, transposed: 
 
 
 def by_adam(la: pw.Laplace, steps: int = 100, rate: float = 0.1) -> float:
-    """The published way to one precision: Adam on its logarithm, from 1."""
+    """The published method for one precision: Adam on its logarithm, from 1."""
     logarithm = torch.zeros((), dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.Adam([logarithm], lr=rate)
     for _ in range(steps):
@@ -171,7 +171,7 @@ def by_adam(la: pw.Laplace, steps: int = 100, rate: float = 0.1) -> float:
 
 
 def figures(folder: Path, network: str, cache: Path | None, samples: int) -> dict[str, float]:
-    """Everything for one network."""
+    """All results for one network."""
     head, train, test = features(folder, network, cache)
     labels = np.load(folder / "cifar10" / "labels.npz")
     y_train, y_test = (torch.from_numpy(labels[name]).long() for name in ("y_train", "y_test"))

@@ -1,8 +1,8 @@
-"""A report on a regression: does the network know how far off it is, and where it has never been?
+"""A report on a regression: are the intervals calibrated, and does the network detect inputs without data?
 
-Run it with `python examples/report_regression.py [page.html]`. The network learns a curve from points on the left of a
-gap and on its right. The report asks whether its intervals hold what they promise, and whether it notices points from
-the gap and beyond the data, and writes the answers as a page to open in a browser.
+Run it with `python examples/report_regression.py [page.html]`. The network learns a curve from points on both sides of
+a gap. The report measures the coverage of its intervals, and whether its uncertainty grows in the gap and beyond the
+data. It is written as a page for a browser.
 """
 
 from __future__ import annotations

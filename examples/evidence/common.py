@@ -1,4 +1,4 @@
-"""What the scripts in this folder share: their options, training, the comparison, its table and its figure."""
+"""Shared parts of the scripts in this folder: options, training, the comparison, its table and its figure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ import peewit as pw
 from peewit.metrics import accuracy, auroc, ece, nll
 
 CONSOLE = Console(width=140)
-TURNS = 40  # between the mode of the linear model and the precisions, at most
-# Okabe and Ito's colours, told apart by the colour-blind; markers differ too.
+TURNS = 40  # at most, between the linear mode and the precisions
+# Okabe and Ito's colours, which the colour-blind can tell apart; markers differ too.
 GREY, ORANGE, BLUE, GREEN = "#666666", "#D55E00", "#0072B2", "#009E73"
 COLOURS = {"": GREY, "trained": ORANGE, "linear": BLUE, "validation": GREEN}
 MARKERS = {"one": "o", "groups": "s", "g-prior": "^", "": "D"}
@@ -67,7 +67,7 @@ BASIC = tuple(way for way in WAYS if way.prior != "g-prior")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one way came to."""
+    """The result of one way."""
 
     name: str
     mode: str
@@ -92,7 +92,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 def folder(asked: argparse.Namespace, needed: str) -> Path | None:
-    """The folder of data sets, if `needed` is in it; said where the shipped cut is used instead."""
+    """The folder of data sets if it has `needed`; otherwise None, and a message that the shipped subset is used."""
     if asked.data and Path(asked.data, needed).is_dir():
         return Path(asked.data)
     CONSOLE.print(f"No {needed}/ in --data or PEEWIT_DATA: this is the cut of Fashion-MNIST that comes with peewit.")
@@ -108,7 +108,7 @@ def train(
     batch: int = 64,
     decay: float = 0.0,
 ) -> float:
-    """Adam with one cycle of the learning rate; seconds."""
+    """Train by Adam with one cycle of the learning rate; returns seconds."""
     began = time.perf_counter()
     x, y = pair
     steps = max(len(x) // batch, 1)
@@ -126,7 +126,7 @@ def train(
 
 
 def prior(kind: str, model: nn.Module, data: Pair) -> pw.Prior:
-    """Where tuning starts."""
+    """The prior that tuning starts from."""
     if kind == "groups":
         return pw.Prior.scale_invariant(model, (data[0][:64], data[1][:64]))
     return pw.Prior.g_prior(1.0) if kind == "g-prior" else pw.Prior.scalar(1.0)
@@ -138,19 +138,19 @@ def entropy(probs: Tensor) -> Tensor:
 
 
 def classes(probs: Tensor, task: Task, unknown: Tensor | None) -> dict[str, float]:
-    """Scores of probabilities of the test examples, and at telling them from another kind by their entropy."""
+    """Scores of probabilities on the test examples, and of detecting unknown inputs by entropy."""
     made = {"nll": nll(probs, task.test[1]), "ece": ece(probs, task.test[1]), "accuracy": accuracy(probs, task.test[1])}
     return made if unknown is None else made | {"auroc": auroc(entropy(probs), entropy(unknown))}
 
 
 def outputs(model: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
-    """The network's own."""
+    """Outputs of the network."""
     with torch.no_grad():
         return torch.cat([model(part) for part in x.split(batch)])
 
 
 def plain(model: nn.Module, task: Task, likelihood: str) -> Row:
-    """The network as it is; in regression with the noise of its training residuals."""
+    """The plain network; in regression with the noise of its training residuals."""
     began = time.perf_counter()
     f = outputs(model, task.test[0])
     if likelihood == "classification":
@@ -184,14 +184,14 @@ def judged(la: pw.Laplace, task: Task) -> dict[str, float]:
 
 
 def tuned(la: pw.Laplace, way: Way, start: pw.Prior, task: Task, turns: int = TURNS) -> pw.Laplace:
-    """The posterior with the prior that a way chooses; what was odd stands in its trace."""
+    """The posterior with the prior that a way chooses; warnings are in its trace."""
     began = la.with_prior(start)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pw.TuningWarning)
         if way.mode == "validation":
             return began.tune("validation", validation=task.validation, limits=(1e-4, 1e8))
         if way.mode == "linear":
-            # Logarithms of precisions to a twentieth are enough here; one turn alone is to see that it runs.
+            # A tolerance of 0.05 in log precisions is enough here; a single turn only checks that it runs.
             tolerance = 0.05 if turns > 1 else 5.0
             return began.tune(at="linear_mode", train=task.train, tolerance=tolerance, steps=turns)
         return began.tune()
@@ -205,7 +205,7 @@ def compare(
     turns: int = TURNS,
     **settings: Any,
 ) -> tuple[list[Row], dict[str, pw.Laplace]]:
-    """A row for the network and one for every way; and the fits, before tuning."""
+    """Rows for the network and for every way, and the fits before tuning."""
     rows = [plain(model, task, likelihood)]
     fits: dict[str, pw.Laplace] = {}
     for way in ways:
@@ -252,7 +252,7 @@ class Curve:
 
 
 def curve(la: pw.Laplace, task: Task, low: float, high: float, count: int = 13) -> Curve:
-    """From 10^low to 10^high, the noise by the evidence at each: what there was to gain."""
+    """NLL for precisions from 10^low to 10^high, each with its noise by the evidence."""
     x, y = task.test
     short = Task(task.name, task.train, task.validation, (x[:1000], y[:1000]))
     values = torch.logspace(low, high, count).tolist()
@@ -283,7 +283,7 @@ def table(rows: Sequence[Row], title: str) -> None:
 
 
 def shown(name: str, value: float | None) -> str:
-    """A number with as many digits as mean something."""
+    """A number with its significant digits."""
     if value is None:
         return "-"
     digits = {"evidence": ",.0f", "gamma": ",.0f", "products": ".0f", "seconds": ".1f", "mse": ".5f"}.get(name, ".4f")
@@ -300,7 +300,7 @@ def keep(out: Path, name: str, rows: Sequence[Row], title: str, swept: Curve | N
 
 
 def picture(rows: Sequence[Row], title: str, swept: Curve | None, path: Path) -> None:
-    """NLL and calibration by way, and NLL against one precision with what each way chose."""
+    """NLL and calibration by way, and NLL against one precision with the choice of each way."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -309,7 +309,7 @@ def picture(rows: Sequence[Row], title: str, swept: Curve | None, path: Path) ->
         return
     second = "ece" if "ece" in rows[0].scores else "covered"
     figure = Figure(figsize=(11, 0.34 * len(rows) + 1.7), layout="constrained", dpi=100)
-    FigureCanvasAgg(figure)  # not pyplot: nothing global, no window
+    FigureCanvasAgg(figure)  # not pyplot, which opens windows and keeps global state
     panels = figure.subplots(1, 3 if swept else 2, width_ratios=[1, 1, 1.3] if swept else [1, 1])
     for panel, score in zip(panels, ("nll", second), strict=False):
         dots(panel, rows, score, names=panel is panels[0])
@@ -324,12 +324,12 @@ def picture(rows: Sequence[Row], title: str, swept: Curve | None, path: Path) ->
 
 
 def symbols(text: str) -> str:
-    """The names of weights as they are written."""
+    """The names of weights in mathematical notation."""
     return text.replace("theta_hat", r"$\hat\theta$").replace("theta_lin", r"$\theta_\mathrm{lin}$")
 
 
 def dots(panel: Any, rows: Sequence[Row], score: str, names: bool) -> None:
-    """A dot per row, the network's own as a line through all."""
+    """A dot per row, and a line at the network's score."""
     panel.axvline(rows[0].scores[score], color=GREY, lw=0.8, ls="--")
     for place, row in enumerate(rows):
         panel.plot(row.scores[score], -place, MARKERS[row.prior], color=COLOURS[row.mode], ms=7)
@@ -344,7 +344,7 @@ def dots(panel: Any, rows: Sequence[Row], score: str, names: bool) -> None:
 
 
 def line(panel: Any, rows: Sequence[Row], swept: Curve) -> None:
-    """NLL against one precision, with the one that each way chose."""
+    """NLL against one precision, with the choice of each way."""
     points = swept.points
     panel.semilogx([x for x, _ in points], [y for _, y in points], "-", color="black", lw=1.2)
     panel.axhline(swept.network, color=GREY, lw=0.8, ls="--", label="MAP")
@@ -367,7 +367,7 @@ def line(panel: Any, rows: Sequence[Row], swept: Curve) -> None:
 def finish(
     asked: argparse.Namespace, name: str, model: nn.Module, task: Task, title: str, **settings: Any
 ) -> list[Row]:
-    """Compare, print and keep: what most scripts end with."""
+    """Compare the ways, print the table and save the results."""
     rows, fits = compare(model, task, turns=1 if asked.quick else asked.turns, **settings)
     la = fits["all, kron"]
     ours = [row for row in rows if row.prior == "one" and row.fit == "all, kron" and row.mode != "validation"]
@@ -379,5 +379,5 @@ def finish(
 
 
 def cross_entropy(f: Tensor, y: Tensor) -> Tensor:
-    """The mean over examples."""
+    """The mean cross entropy over examples."""
     return F.cross_entropy(f, y)

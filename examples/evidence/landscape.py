@@ -1,12 +1,11 @@
-"""The loss around the trained weights of an MLP with BatchNorm, and the linear model's beside it.
+"""The loss around the trained weights of an MLP with BatchNorm, beside the loss of its linear model.
 
     python examples/evidence/landscape.py [--out DIR]
 
-Both are drawn over one plane: through the trained weights theta_hat, the linear model's mode theta_lin and theta_hat
-with its normalised weights scaled. Along the last the network's own loss does not change, since BatchNorm takes the
-scale out, so the prior alone pulls the weights to zero and theta_hat is no mode. The linear model's loss is convex and
-has one.
-Writes landscape.png and, with plotly, landscape.html with surfaces to turn.
+Both are drawn over one plane, through the trained weights theta_hat, the linear mode theta_lin, and theta_hat with its
+normalised weights scaled. Scaling does not change the network's loss, since BatchNorm removes the scale. So only the
+prior acts on it, which pulls the weights to zero, and theta_hat is not a mode. The linear model's loss is convex and
+has a mode. The script writes landscape.png and, with plotly, landscape.html with surfaces to turn.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LEVELS = (1.0, 2.0)  # standard deviations
 
 @dataclass(frozen=True)
 class Plane:
-    """`centre + first * a + second * b` in the space of all weights, with the three points in these coordinates."""
+    """A plane in the space of all weights, `centre + first * a + second * b`, and the three points in it."""
 
     centre: Tensor  # (D,): theta_hat
     axes: Tensor  # (2, D), orthonormal
@@ -40,7 +39,7 @@ class Plane:
 
 @dataclass(frozen=True, kw_only=True)
 class Landscape:
-    """Losses over a grid, with the regularisation: of the network, of the linear model."""
+    """Regularised losses of the network and of the linear model over a grid."""
 
     a: Tensor
     b: Tensor
@@ -63,13 +62,13 @@ def network(width: int) -> nn.Sequential:
     """Two hidden layers, each with BatchNorm."""
     layers: list[nn.Module] = []
     for inputs in (2, width):
-        # The exact statistics of all data: the mean over all batches rather than a moving one.
+        # Exact statistics of all data: the mean over all batches, not a moving average.
         layers += [nn.Linear(inputs, width, bias=False), nn.BatchNorm1d(width, momentum=None), nn.Tanh()]
     return nn.Sequential(*layers, nn.Linear(width, 2))
 
 
 def settle(model: nn.Module, x: Tensor) -> None:
-    """Running statistics of all data at the trained weights, so that evaluation gives what training saw."""
+    """Set the running statistics to those of all data, so that evaluation and training give the same outputs."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d):
             module.reset_running_stats()
@@ -84,7 +83,7 @@ def settle(model: nn.Module, x: Tensor) -> None:
 
 
 def normalised(model: nn.Module) -> Tensor:
-    """(D,): the trained weights that stand before a BatchNorm, zero elsewhere."""
+    """(D,): the trained weights before a BatchNorm, zero elsewhere."""
     kept = ("0.weight", "3.weight")
     parts = [tensor.detach() * (name in kept) for name, tensor in model.named_parameters()]
     return torch.cat([part.flatten() for part in parts])
@@ -102,7 +101,7 @@ def through(model: nn.Module, la: pw.Laplace) -> Plane:
 
 
 def landscape(model: nn.Module, la: pw.Laplace, pair: Pair, count: int) -> Landscape:
-    """Both losses on a grid that holds the points and the contours."""
+    """Both losses on a grid around the points and the contours."""
     x, y = pair[0].double(), pair[1]
     plane = through(model, la)
     deviations = torch.linalg.inv(plane.shape).diagonal().sqrt()
@@ -124,7 +123,7 @@ def landscape(model: nn.Module, la: pw.Laplace, pair: Pair, count: int) -> Lands
     slopes = [jvp(outputs, (double,), (split(axis),))[1] for axis in plane.axes]
     with torch.no_grad():
         base = outputs(double)
-        model.train()  # the loss that was trained: with the statistics of the batch, which is all data
+        model.train()  # the training loss, with the statistics of the batch, which is all data
         own, linear = [], []
         for q in b:
             for p in a:
@@ -141,12 +140,12 @@ def landscape(model: nn.Module, la: pw.Laplace, pair: Pair, count: int) -> Lands
 
 
 def copies(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Buffers that a forward pass may write to."""
+    """Copies of the buffers, which a forward pass may write to."""
     return {name: tensor.clone() for name, tensor in buffers.items()}
 
 
 def ellipse(plane: Plane, level: float, centre: tuple[float, float]) -> Tensor:
-    """(2, 100): where the posterior density in the plane is at so many standard deviations."""
+    """(2, 100): the ellipse of the posterior in the plane at a number of standard deviations."""
     angle = torch.linspace(0, 2 * torch.pi, 100, dtype=torch.float64)
     root = torch.linalg.cholesky(torch.linalg.inv(plane.shape))
     return level * root @ torch.stack([angle.cos(), angle.sin()]) + torch.tensor(centre, dtype=torch.float64)[:, None]
@@ -185,12 +184,12 @@ def draw(made: Landscape, path: Path) -> None:
 
 
 def titles() -> tuple[str, str]:
-    """Of the panels."""
+    """Titles of the panels."""
     return "the network's loss", "the linear model's loss"
 
 
 def marks(panel: Any, plane: Plane, at_mode: bool) -> None:
-    """The points, and the Gaussian around the one that is the mode of what is shown."""
+    """Draw the points, and the Gaussian around the mode of the loss that is shown."""
     centre = plane.mode if at_mode else (0.0, 0.0)
     for level in LEVELS:
         x, y = ellipse(plane, level, centre)
@@ -201,7 +200,7 @@ def marks(panel: Any, plane: Plane, at_mode: bool) -> None:
 
 
 def interactive(made: Landscape, path: Path) -> None:
-    """Both surfaces, to be turned."""
+    """Both losses as surfaces that readers can turn."""
     try:
         graph_objects = style.graph_objects()
     except ImportError as error:
@@ -209,7 +208,7 @@ def interactive(made: Landscape, path: Path) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     figure = style.panels(1, 2, specs=[[{"type": "surface"}] * 2], subplot_titles=titles())
-    top = float(made.network.max())  # the linear model's loss goes on far above it
+    top = float(made.network.max())  # the linear model's loss rises far above it
     low = float(torch.minimum(made.network, made.linear).min())
     for column, values in enumerate((made.network, made.linear), 1):
         shown = torch.where(values <= top, values, torch.nan)
@@ -220,11 +219,13 @@ def interactive(made: Landscape, path: Path) -> None:
             cmin=low,
             cmax=top,
             colorscale=style.SEQUENTIAL,
-            opacity=0.85,  # what is behind a ridge can be guessed
+            opacity=0.85,  # so that the back of a ridge shows
             showscale=column == 2,
         )
         figure.add_trace(surface, 1, column)
-        for trace in points(made, values + 0.01 * (top - low), column == 2):  # not half inside the surface
+        for trace in points(
+            made, values + 0.01 * (top - low), column == 2
+        ):  # slightly above the surface, which would hide them
             figure.add_trace(trace, 1, column)
     axes = style.scene("theta_hat to theta_lin", "scale", "loss")
     alt = "The network's loss and the linear model's over one plane: the second is convex and has a mode of its own."

@@ -1,9 +1,9 @@
-"""A network of 25 million weights with KFAC on a GPU: time and peak memory of every step, and what each prior comes to.
+"""A network of 25 million weights with KFAC on a GPU: time and peak memory of every step, and the score of each prior.
 
     python examples/evidence/large.py --data DIR --device cuda
 
-A residual network with BatchNorm on CIFAR-10, most of whose weights work on 4 x 4 positions; on --images of it, 4,000
-where none are given.
+A residual network with BatchNorm on CIFAR-10, with most of its weights at 4 x 4 positions. `--images` is the number of
+training images, 4,000 by default.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def network(width: int, blocks: int) -> nn.Sequential:
 
 
 class Steps:
-    """Seconds and peak memory by step."""
+    """Seconds and peak memory of each step."""
 
     def __init__(self, device: str) -> None:
         self.cuda = device.startswith("cuda")
@@ -57,7 +57,7 @@ class Steps:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Measure what is inside."""
+        """Measure the block inside."""
         if self.cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
@@ -70,7 +70,7 @@ class Steps:
         CONSOLE.print(f"  {name}: {self.made[-1][1]:.1f} s, peak {peak:.2f} GiB", highlight=False)
 
     def show(self) -> None:
-        """As a table."""
+        """The measurements as a table."""
         table = Table("step", "seconds", "peak GiB", box=SIMPLE_HEAD, title="time and memory")
         for name, seconds, peak in self.made:
             table.add_row(name, f"{seconds:.1f}", f"{peak:.2f}")
@@ -78,7 +78,7 @@ class Steps:
 
 
 def main(arguments: list[str] | None = None) -> list[Row]:
-    """Train, fit, tune and judge, each measured."""
+    """Measure training, fit, tuning and evaluation."""
     parser = options(__doc__)
     parser.add_argument("--test", type=int, default=2_000, help="images to test on")
     parser.add_argument("--epochs", type=int, default=25)

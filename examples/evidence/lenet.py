@@ -1,4 +1,4 @@
-"""A LeNet-style CNN without normalisation on MNIST: which prior the evidence chooses, and what predictions it makes.
+"""A LeNet-style CNN without normalisation on MNIST: the prior that the evidence chooses, and its predictions.
 
 python examples/evidence/lenet.py --data DIR
 """

@@ -1,8 +1,8 @@
-"""An MLP with BatchNorm and the same one without, small enough for the full GGN: what each evidence makes of them.
+"""An MLP with and without BatchNorm, small enough for the full GGN: the priors that each evidence chooses.
 
     python examples/evidence/normalised.py --data DIR
 
-MNIST at 7 x 7 pixels, 2,000 images to train on. The full matrix beside KFAC says what is the approximation's fault.
+MNIST at 7 x 7 pixels, with 2,000 training images. The full matrix beside KFAC shows the effect of the approximation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data for the scripts in this folder: from a folder of data sets, or the cut that comes with peewit."""
+"""Data for the scripts in this folder: from a folder of data sets, or the subset that comes with peewit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNKNOWN = 1  # of words; 0 fills up short sentences
 
 @dataclass(frozen=True)
 class Task:
-    """Inputs and targets to train on, to tune the rivals on and to test on; and inputs of another kind."""
+    """Training, validation and test data, and unknown inputs."""
 
     name: str
     train: Pair
@@ -36,12 +36,12 @@ class Task:
     unknown: Tensor | None = None
 
     def to(self, device: str) -> Task:
-        """The same on a device."""
+        """The task on a device."""
         pairs = [(x.to(device), y.to(device)) for x, y in (self.train, self.validation, self.test)]
         return Task(self.name, *pairs, None if self.unknown is None else self.unknown.to(device))
 
     def cut(self, train: int, test: int) -> Task:
-        """The first examples of it."""
+        """The task with the first training examples only."""
         held = min(max(train // 5, 20), 500)
         unknown = None if self.unknown is None else self.unknown[:test]
         train_x, train_y = self.train
@@ -74,12 +74,12 @@ def grey(folder: Path, name: str) -> tuple[Pair, Pair]:
 
 
 def digits(folder: Path | None, name: str = "mnist") -> Task:
-    """MNIST or Fashion-MNIST, the other one as the unknown; the shipped cut of the latter without a folder."""
+    """MNIST or Fashion-MNIST, with the other one as unknown inputs; without a folder the shipped subset."""
     if folder is None:
         train, test = fashion_mnist()
         held = torch.arange(len(train[0])) % 10 == 0
         known = (train[0][~held], train[1][~held]), (train[0][held], train[1][held])
-        # Upside down and negative: nothing else is at hand that has the same size.
+        # Upside down and negative: no other data set of this size comes with peewit.
         return Task("Fashion-MNIST, the shipped cut", *known, test, 1 - test[0].flip(2))
     other = "fashion_mnist" if name == "mnist" else "mnist"
     train, test = grey(folder, name)
@@ -107,7 +107,7 @@ def rgb(path: Path) -> np.ndarray:
 
 
 def colour(folder: Path | None, train: int = 10_000, held: int = 2_000) -> Task:
-    """CIFAR-10 with digits of house numbers as the unknown; grey images of clothes without a folder."""
+    """CIFAR-10, with house numbers as unknown inputs; without a folder grey images of clothes."""
     if folder is None:
         task = digits(None)
         pairs = [(x.expand(-1, 3, -1, -1), y) for x, y in (task.train, task.validation, task.test)]
@@ -126,7 +126,7 @@ def colour(folder: Path | None, train: int = 10_000, held: int = 2_000) -> Task:
 
 
 def questions(folder: Path, length: int = 16, least: int = 2) -> tuple[Task, int]:
-    """TREC: questions as word numbers (N, length), by the kind of answer (6); and how many words there are."""
+    """TREC: questions as word numbers (N, length), by the kind of answer (6); and the size of the vocabulary."""
 
     def rows(part: str) -> list[tuple[int, list[str]]]:
         with gzip.open(folder / "text" / f"trec.{part}.all.txt.gz", "rt", encoding="latin1") as file:

@@ -1,9 +1,9 @@
-"""A small ResNet with BatchNorm, and the same one without normalisation (FixUp), on images of 16 x 16 pixels.
+"""A small ResNet with BatchNorm, and one without normalisation (FixUp), on images of 16 x 16 pixels.
 
     python examples/evidence/resnets.py --data DIR [--network batchnorm fixup]
 
-BatchNorm makes the weights before it free in scale: their norm says nothing about what the prior should be, and one
-precision for all weights cannot be right for all. FixUp has no such freedom: there the groups should matter less.
+BatchNorm removes the scale of the weights before it. So the norm of these weights says nothing about the right prior,
+and one precision cannot fit all weights. FixUp keeps the scale: groups of weights should matter less there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Normalised(nn.Module):
 
 
 class FixUp(nn.Module):
-    """The same with single numbers as biases and scale, no BatchNorm; the second convolution is zero at first."""
+    """The same block without BatchNorm, with scalar biases and scale; the second convolution starts at zero."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()

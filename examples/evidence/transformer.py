@@ -1,9 +1,9 @@
-"""A small pre-norm transformer on questions (TREC), or on the rows of images where the text is not at hand.
+"""A small pre-norm transformer on questions (TREC), or on the rows of images if the text is not available.
 
     python examples/evidence/transformer.py --data DIR
 
-Before every LayerNorm stands the sum of all that was written to the stream so far: only the embeddings and the outputs
-of all blocks scaled together leave the predictions alone, which no single layer shows.
+Each LayerNorm sees the sum of all earlier outputs in the residual stream. Predictions stay the same only if the
+embeddings and the outputs of all blocks are scaled together; no single layer is scale-invariant.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Block(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor, there: Tensor) -> Tensor:
-        """(B, T, width), and which positions hold something (B, T)."""
+        """(B, T, width), and a mask (B, T) of the positions that are not padding."""
         parts = self.query_key_value(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind()
         scores = query @ key.mT / key.shape[-1] ** 0.5
@@ -45,7 +45,7 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean over positions decides."""
+        """(B, T) -> (B, classes), from the mean over positions."""
         rows = x if x.dim() == 2 else x[:, 0]
         there = x != 0 if x.dim() == 2 else torch.ones(rows.shape[:2], dtype=torch.bool, device=x.device)
         stream = self.embedding(rows) + self.position
@@ -56,7 +56,7 @@ class Transformer(nn.Module):
 
 
 def data(asked_folder: object, quick: bool) -> tuple[Task, int]:
-    """The examples, and how many words there are (none: rows of images)."""
+    """The task, and the size of the vocabulary (0 for rows of images)."""
     if asked_folder is None:
         return digits(None), 0
     return questions(asked_folder, least=20 if quick else 3)  # type: ignore[arg-type]

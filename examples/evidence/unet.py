@@ -1,9 +1,9 @@
-"""A U-Net that takes the noise out of images: a regression with one output per pixel.
+"""A U-Net that denoises images: a regression with one output per pixel.
 
     python examples/evidence/unet.py --data DIR
 
-NLL and MSE are per pixel. 784 outputs are too many for exact covariances: variances come from 64 samples, which is
-said on every result. The noise is tuned with the prior.
+NLL and MSE are per pixel. Covariances of 784 outputs are too large to be exact: variances are estimated from 64
+samples, and every prediction warns about that. The noise is tuned with the prior.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 class UNet(nn.Module):
-    """Two steps down, two steps up, short cuts between equals; BatchNorm after every convolution but the last."""
+    """Two levels down and up, with skip connections; BatchNorm after every convolution but the last."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class UNet(nn.Module):
 
 
 def convolution(inputs: int, outputs: int) -> nn.Sequential:
-    """One with BatchNorm."""
+    """A convolution with BatchNorm."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
 
 
 def noisy(task: Task, seed: int, deviation: float = 0.4) -> Task:
-    """Images with noise, to be mapped to images without."""
+    """Noisy images as inputs, clean images as targets."""
     generator = torch.Generator().manual_seed(seed)
 
     def pair(x: Tensor) -> Pair:

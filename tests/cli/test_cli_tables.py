@@ -21,7 +21,7 @@ from peewit.cli import tables
 from peewit.cli.output import Problem
 from peewit.posterior.schema import Schema
 
-pytestmark = pytest.mark.filterwarnings("default:.*(not by name|left out):UserWarning")  # printed as notes
+pytestmark = pytest.mark.filterwarnings("default:.*(not by name|not used):UserWarning")  # printed as notes
 
 NAMES = ["low", "middle", "top"]
 FIT = "fit -m NET:classifier -l classification -o made.safetensors -q --train"
@@ -84,7 +84,7 @@ def test_columns_are_matched_by_name(head: str, place: str, capsys: pytest.Captu
     table("new.csv", head)
     assert run(f"{FIT} named.csv", place) == 0
     assert run(f"predict {POSTERIOR} --data new.csv -o p.csv", place) == 0
-    assert ("new.csv: the target column class is left out" in capsys.readouterr().err) == ("class" in head)
+    assert ("new.csv: the target column class is not used" in capsys.readouterr().err) == ("class" in head)
     wanted = fitted().predict(data()[0])
     torch.testing.assert_close(probabilities(), wanted.probs, rtol=1e-4, atol=1e-5)
     with open("p.csv", newline="") as file:
@@ -165,12 +165,12 @@ def test_every_command_matches_names(given: str, place: str, capsys: pytest.Capt
     [
         ("a,b,more\n1,2,3\n", "", "has the column 'more', which the posterior was not fitted with; expected a, b."),
         ("b,class\n2,low\n", "", "has no column 'a'"),
-        ("a;b\n1;2\n", "", "with semicolons in it; cells are separated by commas"),
-        ("1,2\n3,4\n", "", "begins with 1, 2; the table of the fit had the header a, b, class. Give this one a header"),
+        ("a;b\n1;2\n", "", "which contains semicolons; expected commas between cells"),
+        ("1,2\n3,4\n", "", "begins with 1, 2; the table of the fit had the header a, b, class. Add that header"),
         ("1,2,low\n3,4,top\n", "", "begins with 1, 2, low; the table of the fit had the header"),
         ("1,2,low,4\n", "--no-header", "has 4 columns; expected 2 inputs and 1 target, or the inputs alone"),
         ("a,b\n1,\n", "", "row 1, column 'b' holds ''; expected a number"),
-        ("a,b\n1,2\n", "--classes top,middle,low", "the posterior was fitted with low, middle, top, and knows them"),
+        ("a,b\n1,2\n", "--classes top,middle,low", "the posterior was fitted with low, middle, top. Leave --classes out"),
         ("a,b\n1,2\n", "--level 2", "level = 2.0 was given; expected a probability, 0 < level < 1"),
         ("a,b\n1,2\n", "--level 0", "0 < level < 1"),
         ("a,b\n1,2\n", "--set predict.level=1", "0 < level < 1"),
@@ -196,8 +196,8 @@ def test_inputs_that_do_not_match(
         ("named.csv", "a,b,class\n1,2,low\n3,4,\n", "row 2, column 'class' is empty; expected a class"),
         ("named.csv", "a,b,Class\n1,2,low\n", "has no column 'class', which the posterior was fitted with; did you"),
         ("named.csv", "a,b,class,more\n1,2,low,3\n", "has the column 'more'"),
-        ("numbered.csv", "a,b,class\n1,2,low\n3,4,top\n5,6,middle\n", "fitted with classes as numbers. Name all"),
-        ("train.npz", "a,b,class\n1,2,low\n3,4,top\n5,6,middle\n", "fitted with classes as numbers. Name all"),
+        ("numbered.csv", "a,b,class\n1,2,low\n3,4,top\n5,6,middle\n", "fitted with numbered classes. Name all"),
+        ("train.npz", "a,b,class\n1,2,low\n3,4,top\n5,6,middle\n", "fitted with numbered classes. Name all"),
     ],
 )
 def test_labels_that_do_not_match(
@@ -233,13 +233,13 @@ def test_tables_without_a_header_go_by_place(source: str, place: str, capsys: py
     )
     capsys.readouterr()
     assert run(f"predict {POSTERIOR} --data {source} -o p.csv", place) == 0
-    assert ("the target column 0 is left out" in capsys.readouterr().err) == (source == "all.csv")
+    assert ("the target column 0 is not used" in capsys.readouterr().err) == (source == "all.csv")
     wanted = fitted().predict(data()[0]).probs
     torch.testing.assert_close(probabilities(), wanted, rtol=1e-4, atol=1e-5)
     assert run(f"predict {POSTERIOR} --data inputs_with.csv -o q.csv", place) == 2
     assert "the table of the fit had none" in capsys.readouterr().err
     assert run(f"predict {POSTERIOR} --data inputs_with.csv --header -o q.csv", place) == 0
-    assert "columns are taken in the order 1, 2, not by name" in capsys.readouterr().err
+    assert "columns are read in the order 1, 2, not by name" in capsys.readouterr().err
     torch.testing.assert_close(probabilities("q.csv"), wanted, rtol=1e-4, atol=1e-5)
     Path("wide.csv").write_text("0.5,2.5,3,4\n")
     assert run(f"predict {POSTERIOR} --data wide.csv -o q.csv", place) == 2
@@ -254,7 +254,7 @@ def test_no_header_takes_the_order_of_the_fit(place: str, capsys: pytest.Capture
     assert run(f"{FIT} with.csv --target class", place) == 0
     capsys.readouterr()
     assert run(f"predict {POSTERIOR} --data all.csv --no-header -o p.csv", place) == 0
-    assert "columns are taken in the order class, a, b, not by name" in capsys.readouterr().err
+    assert "columns are read in the order class, a, b, not by name" in capsys.readouterr().err
     torch.testing.assert_close(probabilities(), fitted().predict(data()[0]).probs, rtol=1e-4, atol=1e-5)
 
 
@@ -303,7 +303,7 @@ def test_first_rows(rows: list[list[object]], header: bool | None, tmp_path: Pat
     path = tmp_path / "table.csv"
     path.write_text(text(rows))
     if header is None:
-        with pytest.raises(Problem, match="may be a header or an example; say which by --header or --no-header"):
+        with pytest.raises(Problem, match="may be a header or an example; use --header or --no-header"):
             tables.read(path, None, True, Schema())
     else:
         assert tables.read(path, None, True, Schema()).header is header
@@ -412,7 +412,7 @@ def test_folders_are_classes_by_name(place: str, tmp_path: Path, capsys: pytest.
     assert Path("p.csv").read_text().splitlines()[0].endswith("p_cat,p_dog")
     la.save("made.safetensors")  # without names
     assert run(f"evaluate {common} --test train", place) == 2
-    assert "has the classes cat, dog; the posterior was fitted with classes as numbers" in capsys.readouterr().err
+    assert "has the classes cat, dog; the posterior was fitted with numbered classes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [">f4", ">f8", "longdouble"])

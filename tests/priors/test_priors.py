@@ -431,7 +431,7 @@ def test_precisions_of_weights_that_come_later() -> None:
     assert prior.delta(early, torch.zeros(3)).tolist() == [5.0, 6.0, 6.0]
     carried = prior.carry_over(early, SPACE.only(["a.weight", "b", "c"]))
     assert carried.precision.tolist() == [6.0, 5.0]
-    with pytest.raises(ValueError, match=r"has no precision for a\.bias, which the earlier data never used"):
+    with pytest.raises(ValueError, match=r"has no precision for a\.bias, which earlier data did not use"):
         prior.carry_over(early, SPACE)
     alone = replace(prior, precision=torch.tensor([5.0]))
     assert alone.carry_over(early, SPACE) is alone

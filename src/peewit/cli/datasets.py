@@ -1,4 +1,4 @@
-"""Data of a run without code: arrays, tables, tensors and folders of images; or from a function."""
+"""Data of a command: arrays, tables, tensors, folders of images, or the result of a function."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .settings import is_function
 KINDS = f"expected .npz, .csv, .safetensors, a folder of images, or {FORM}"
 INPUTS = ("x", "inputs", "images", "data", "X", "features")
 TARGETS = ("y", "targets", "labels", "target", "Y", "label")
-CHUNK = 1000  # inputs asked about at a time
+CHUNK = 1000  # inputs of a batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """How files are read: for which network, with which columns as targets and which classes."""
+    """How to read files: the network, the target columns, the classes and sizes."""
 
     dtype: torch.dtype = torch.float32
     categorical: bool = False
@@ -36,8 +36,8 @@ class Wanted:
     size: tuple[int, int] | None = None
     batch: int = CHUNK
     model: nn.Module | None = None
-    header: bool | None = None  # whether tables have one, where that was said
-    schema: Schema | None = None  # of the fit; None before one, when it is yet to be found
+    header: bool | None = None  # whether tables have one; None to guess
+    schema: Schema | None = None  # of the fit; None before the fit, which finds it
 
     @staticmethod
     def of(
@@ -47,20 +47,20 @@ class Wanted:
         labels: bool = True,
         schema: Schema | None = None,
     ) -> Wanted:
-        """From the settings of a run."""
+        """Read from the settings of a run."""
         target, classes, size = settings.get("target", ()), settings.get("classes"), settings.get("size")
         if size is not None and (len(size) != 2 or not all(type(each) is int and each > 0 for each in size)):
             raise Problem(f"size = {size!r} was given; expected height and width, such as [32, 32].")
         if (batch := settings.get("batch", CHUNK)) < 1:
             raise Problem(f"batch = {batch!r} was given; expected a positive whole number.")
         if classes is not None and len(set(map(str, classes))) < len(classes):
-            raise Problem(f"classes = {', '.join(map(str, classes))} was given; expected a name of its own for each.")
+            raise Problem(f"classes = {', '.join(map(str, classes))} was given; expected distinct names.")
         classes = None if classes is None else tuple(map(str, classes))
         if schema is not None and schema.classes is not None:
             if classes not in (None, schema.classes):
                 raise Problem(
                     f"classes = {', '.join(classes)} was given; the posterior was fitted with "
-                    f"{', '.join(schema.classes)}, and knows them. Leave --classes out."
+                    f"{', '.join(schema.classes)}. Leave --classes out."
                 )
             classes = schema.classes
         first = next((each for each in model.parameters() if each.is_floating_point()), None)
@@ -80,22 +80,22 @@ class Wanted:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """What was read: inputs and targets, or what a function gave; with the names of columns and classes it has."""
+    """Inputs and targets, or what a function returned, with names of columns and classes."""
 
     source: str
-    value: Any  # a pair (x, y), or any iterable of batches, as peewit.fit takes; x alone where there are no targets
+    value: Any  # a pair (x, y), or batches as peewit.fit takes them; x alone without targets
     schema: Schema = field(default_factory=Schema)
     batch: int = CHUNK
 
     def chunks(self) -> tuple[Iterator[Any], int | None]:
-        """Inputs some at a time, and how many times, where that is known."""
+        """Batches of inputs, and their number if it is known."""
         value = self.value
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor):
             value = value[0]
         if isinstance(value, Tensor):
             return iter(value.split(self.batch)), -(-len(value) // self.batch)
         if not hasattr(value, "__iter__"):
-            raise Problem(f"{self.source} gave a {type(value).__name__}; expected a tensor, or batches of inputs.")
+            raise Problem(f"{self.source} returned a {type(value).__name__}; expected a tensor, or batches of inputs.")
         count = len(value) if hasattr(value, "__len__") else None
         return ((batch[0] if isinstance(batch, tuple | list) else batch) for batch in value), count
 
@@ -103,16 +103,16 @@ class LoadedData:
         """All inputs in one tensor."""
         pieces = list(self.chunks()[0])
         if not pieces or not all(isinstance(each, Tensor) for each in pieces):
-            raise Problem(f"{self.source} does not give tensors of inputs; expected batches of tensors.")
+            raise Problem(f"{self.source} does not return tensors; expected batches of tensors.")
         return torch.cat(pieces)
 
 
 def load(source: str, wanted: Wanted) -> LoadedData:
-    """Data by the name of a file, a folder or a function."""
+    """Load data from a file, a folder or a function."""
     if is_function(source) and not Path(source).exists():
         batches = call_named(source, "data")
         if batches is None:
-            raise Problem(f"data {source!r} gave nothing; expected a DataLoader, batches, or a pair of tensors.")
+            raise Problem(f"data {source!r} returned None; expected a DataLoader, batches, or a pair of tensors.")
         return LoadedData(source, batches, Schema(classes=wanted.classes), wanted.batch)
     path = Path(source).expanduser()
     if path.is_dir():
@@ -122,31 +122,31 @@ def load(source: str, wanted: Wanted) -> LoadedData:
         raise Problem(f"There is no file or folder {source}; {KINDS}.")
     readers = {".npz": arrays, ".csv": columns, ".safetensors": tensors}
     if path.suffix.lower() not in readers:
-        raise Problem(f"{source} ends in {path.suffix or 'nothing'!r}; {KINDS}.")
+        raise Problem(f"{source} has the suffix {path.suffix!r}; {KINDS}.")
     x, y, schema = readers[path.suffix.lower()](path, wanted)
     if len(x) == 0:
         raise Problem(f"{source} holds no examples.")
     if y is None and wanted.labels:
         raise Problem(f"{source} has no targets; expected them beside the inputs.")
     if y is not None and len(y) != len(x):
-        raise Problem(f"{source} has {len(x)} inputs and {len(y)} targets; expected as many of both.")
+        raise Problem(f"{source} has {len(x)} inputs and {len(y)} targets; expected equal numbers.")
     if y is not None and not wanted.categorical:
         y = shape_targets(x, y, wanted.model)
     return with_targets(source, x, y, schema, wanted)
 
 
 def with_targets(source: str, x: Tensor, y: Tensor | None, schema: Schema, wanted: Wanted) -> LoadedData:
-    """Inputs with their targets, whose classes are refused where no posterior knows which output is which."""
+    """Inputs with their targets; refuse named classes if the posterior does not know which output each has."""
     if wanted.schema is not None and wanted.classes is None and schema.classes is not None:
         raise Problem(
-            f"{source} has the classes {tables.list_names(schema.classes)}; the posterior was fitted with classes as "
-            "numbers. Name all classes with --classes, in the order of the outputs."
+            f"{source} has the classes {tables.list_names(schema.classes)}; the posterior was fitted with numbered "
+            "classes. Name all classes with --classes, in the order of the outputs."
         )
     return LoadedData(source, x if y is None else (x, y), schema, wanted.batch)
 
 
 def shape_targets(x: Tensor, y: Tensor, model: nn.Module | None) -> Tensor:
-    """Targets (N,) as (N, 1), or the other way round, where the network's outputs are so: files do not tell."""
+    """Reshape targets (N,) to (N, 1), or back, if the network's outputs have that shape."""
     if model is None or y.dim() > 2 or y[:1].numel() != 1:
         return y
     modes = {module: module.training for module in model.modules()}
@@ -154,7 +154,7 @@ def shape_targets(x: Tensor, y: Tensor, model: nn.Module | None) -> Tensor:
     try:
         with torch.no_grad():
             out = model.eval()(x[:1].to(first.device))
-    except Exception:  # the work itself says what is wrong
+    except Exception:  # the command itself will report the problem
         return y
     finally:
         for module, training in modes.items():
@@ -169,10 +169,10 @@ Read = tuple[Tensor, "Tensor | None", Schema]
 def arrays(path: Path, wanted: Wanted) -> Read:
     """An .npz file with `x` and `y`, without pickled objects."""
     try:
-        # Opened here: numpy leaves open what it cannot read.
+        # Opened here, because numpy does not close files that it cannot read.
         with open(path, "rb") as file, numpy.load(file, allow_pickle=False) as read:
             arrays_by_name = {name: read[name] for name in read.files}
-    except Exception as error:  # zip, numpy and the disk have their own
+    except Exception as error:  # zip, numpy and the disk raise different ones
         why = "it holds Python objects, which are not read" if "pickle" in str(error) else str(error)
         why = "it is one array, as numpy.save writes it" if "context manager" in why else why
         raise Problem(
@@ -181,15 +181,14 @@ def arrays(path: Path, wanted: Wanted) -> Read:
     for name in (*INPUTS, *TARGETS, *wanted.target):
         if name in arrays_by_name and arrays_by_name[name].dtype.kind not in "biuf":
             raise Problem(
-                f"{path}: {name} holds {arrays_by_name[name].dtype}; expected numbers, and classes as 0, 1, 2 and so "
-                "on."
+                f"{path}: {name} holds {arrays_by_name[name].dtype}; expected numbers, with classes as 0, 1, 2, ..."
             )
     numeric = {name: tensor_of(array) for name, array in arrays_by_name.items() if array.dtype.kind in "biuf"}
     return inputs_and_targets(numeric, path, wanted)
 
 
 def tensor_of(array: numpy.ndarray[Any, Any]) -> Tensor:
-    """A tensor of its own; torch has no unsigned numbers above 8 bits to compute with, and one order of bytes."""
+    """A tensor with a copy of the data, in a dtype and a byte order that torch can compute with."""
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(numpy.int64)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
@@ -210,7 +209,7 @@ def tensors(path: Path, wanted: Wanted) -> Read:
 
 
 def inputs_and_targets(tensors_by_name: Mapping[str, Tensor], path: Path, wanted: Wanted) -> Read:
-    """Inputs and targets by the names they usually have."""
+    """Inputs and targets, by their usual names."""
     x = next((tensors_by_name[name] for name in INPUTS if name in tensors_by_name), None)
     y = next((tensors_by_name[name] for name in (*wanted.target, *TARGETS) if name in tensors_by_name), None)
     if x is None or x.dim() == 0 or (y is not None and y.dim() == 0):
@@ -224,20 +223,18 @@ def inputs_and_targets(tensors_by_name: Mapping[str, Tensor], path: Path, wanted
 
 
 def targets(y: Tensor, path: Path, wanted: Wanted) -> Tensor:
-    """Classes as whole numbers, all else in the network's dtype."""
+    """Classes as whole numbers, other targets in the network's dtype."""
     if not wanted.categorical:
         return y.to(wanted.dtype)
     if y.is_floating_point() and y.dim() > 1:
         return y.to(wanted.dtype)  # probabilities
     if y.is_floating_point() and not bool((y == y.round()).all()):
-        raise Problem(
-            f"{path} has targets such as {float(y[y != y.round()][0]):g}; expected classes: 0, 1, 2 and so on."
-        )
+        raise Problem(f"{path} has targets such as {float(y[y != y.round()][0]):g}; expected classes: 0, 1, 2, ...")
     return y.long()
 
 
 def columns(path: Path, wanted: Wanted) -> Read:
-    """A table of numbers: the last column is the target unless others are named; inputs alone where none is needed."""
+    """A table of numbers; the last column is the target unless others are named."""
     known = wanted.schema or Schema()
     table = tables.read(path, wanted.header, wanted.labels, replace(known, classes=wanted.classes))
     inputs, chosen = tables.split(table, wanted.target, wanted.labels, known)
@@ -248,7 +245,7 @@ def columns(path: Path, wanted: Wanted) -> Read:
     if not wanted.categorical:
         return x, table.numbers(chosen).to(wanted.dtype), schema
     if len(chosen) > 1:
-        raise Problem(f"{len(chosen)} target columns were named for classification; expected one, with the class.")
+        raise Problem(f"{len(chosen)} target columns were named; classification expects one, with the class.")
     words = table.words(chosen[0])
     if wanted.classes is None and all(map(tables.is_number, words)):
         return x, targets(table.numbers(chosen)[:, 0], path, wanted), schema
@@ -257,7 +254,7 @@ def columns(path: Path, wanted: Wanted) -> Read:
 
 
 def indices(words: Sequence[str], classes: Sequence[str], where: str) -> Tensor:
-    """(n,): the number of each class."""
+    """(n,): classes as numbers."""
     if unknown := sorted(set(words) - set(classes)):
         raise Problem(f"{where} has the class {unknown[0]!r}; expected one of {', '.join(classes)}.")
     places = {name: number for number, name in enumerate(classes)}

@@ -82,7 +82,7 @@ def network(settings: Mapping[str, Any]) -> nn.Module:
         )
     model = call_named(text, "--model", settings.get("arguments"))
     if not isinstance(model, nn.Module):
-        raise Problem(f"--model {text} gave a {type(model).__name__}; expected a torch.nn.Module.")
+        raise Problem(f"--model {text} returned a {type(model).__name__}; expected a torch.nn.Module.")
     if "weights" in settings:
         load_weights(model, Path(settings["weights"]))
     return model.to(device(settings))

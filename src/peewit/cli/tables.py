@@ -1,4 +1,4 @@
-"""Tables in .csv files: whether the first row is a header, and which column is which."""
+"""Tables in .csv files: whether the first row is a header, and which columns are inputs and targets."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 MISSING = ("", "-", "?", "na", "n/a", "null", "none")
 WHOLE = re.compile(r"[+-]?\d+")
 SHOWN = 12  # names in a message
-# Rows below a first row that looks like a header of numbers, before that is held against a table whose like had none.
+# Rows below a first row of numbers that stands out, from which on it may be a header although the fit had none.
 ENOUGH = 10
 
 
 @dataclass(frozen=True)
 class Table:
-    """The names of the columns, and the rows below them, as text."""
+    """Names of the columns, and the rows below them, as text."""
 
     path: Path
     names: tuple[str, ...]
@@ -35,24 +35,24 @@ class Table:
     header: bool
 
     def column(self, name: str) -> list[str]:
-        """Its cells."""
+        """The cells of a column."""
         column = self.names.index(name)
         return [row[column] for row in self.rows]
 
     def numbers(self, names: Sequence[str]) -> Tensor:
-        """(rows, names) in float64."""
+        """(rows, names): columns in float64."""
         for name in names:
             for number, cell in enumerate(self.column(name), 1):
                 if not is_number(cell):
                     raise Problem(
                         f"{self.path}: row {number}, column {name!r} holds {cell!r}; expected a number. "
-                        "The column of the target is named by --target."
+                        "Name the target column with --target."
                     )
         columns = [list(map(float, self.column(name))) for name in names]
         return torch.tensor(columns, dtype=torch.float64).T.contiguous()
 
     def words(self, name: str) -> list[str]:
-        """A column of classes, none of them empty."""
+        """The cells of a column of classes; refuse empty ones."""
         cells = self.column(name)
         if "" in cells:
             raise Problem(f"{self.path}: row {cells.index('') + 1}, column {name!r} is empty; expected a class.")
@@ -60,22 +60,22 @@ class Table:
 
 
 def read(path: Path, header: bool | None, labels: bool, known: Schema) -> Table:
-    """A table; `header` overrides what the first row looks like, and `known` is the schema of the fit."""
+    """Read a table; `header` overrides the guess from the first row, and `known` is the schema of the fit."""
     rows = cells(path)
     has = begins_with_names(path, rows, known) if header is None else header
     names = tuple(rows[0]) if has else tuple(map(str, range(len(rows[0]))))
     rows = rows[1:] if has else rows
     if twice := [name for name in names if names.count(name) > 1]:
-        raise Problem(f"{path} has {names.count(twice[0])} columns {twice[0]!r}; expected a name of its own for each.")
+        raise Problem(f"{path} has {names.count(twice[0])} columns {twice[0]!r}; expected distinct names.")
     if not rows:
-        raise Problem(f"{path} has the columns {list_names(names)} and no rows; expected examples.")
+        raise Problem(f"{path} has a header ({list_names(names)}) and no rows; expected examples.")
     for number, row in enumerate(rows, 1):
         if len(row) != len(names):
-            raise Problem(f"{path}: row {number} has {len(row)} cells; expected {len(names)} like the first.")
+            raise Problem(f"{path}: row {number} has {len(row)} cells; expected {len(names)}, as in the first.")
     if known.columns and not (has and known.header):
         names = by_place(path, len(names), labels, known)
         if has != known.header:
-            warn(f"{path}: columns are taken in the order {list_names(names)}, not by name.")
+            warn(f"{path}: columns are read in the order {list_names(names)}, not by name.")
     return Table(path, names, rows, has)
 
 
@@ -92,7 +92,7 @@ def cells(path: Path) -> list[list[str]]:
 
 
 def begins_with_names(path: Path, rows: Sequence[Sequence[str]], known: Schema) -> bool:
-    """Whether the first row is a header: by the names of the fit, else by its looks; refused where both may be."""
+    """Whether the first row is a header, judged by the names of the fit or by its cells; refuse unclear rows."""
     first, below = rows[0], rows[1:]
     numeric = [is_number(cell) for cell in first]
     if known.header:
@@ -101,8 +101,7 @@ def begins_with_names(path: Path, rows: Sequence[Sequence[str]], known: Schema) 
             return True
         raise Problem(
             f"{path} begins with {list_names(first)}; the table of the fit had the header "
-            f"{list_names(known.columns)}. Give this one a header too, "
-            "or --no-header where it has none and its columns are in that order."
+            f"{list_names(known.columns)}. Add that header, or use --no-header if the columns are in that order."
         )
     if all(numeric):
         has = False
@@ -113,32 +112,30 @@ def begins_with_names(path: Path, rows: Sequence[Sequence[str]], known: Schema) 
         has, doubtful = True, False
     if doubtful:
         raise Problem(
-            f"{path} begins with {list_names(first)}, which may be a header or an example; say which by --header or "
-            "--no-header."
+            f"{path} begins with {list_names(first)}, which may be a header or an example; use --header or --no-header."
         )
     if has and known.columns:
         raise Problem(
-            f"{path} has the header {list_names(first)}; the table of the fit had none, so that names do not tell "
-            "which column is which. Take the header away, or give --header where columns are in the same order as "
-            "there."
+            f"{path} has the header {list_names(first)}; the table of the fit had none, so names cannot identify "
+            "columns. Remove the header, or use --header if the columns are in the order of that table."
         )
     return has
 
 
 def stands_out(first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
-    """Whether a row of numbers could be names, and is written as no other row is."""
-    if len(set(first)) < len(first):  # names differ
+    """Whether a row of numbers could be names: they are distinct, and written differently from all other rows."""
+    if len(set(first)) < len(first):  # names are distinct
         return False
     return any(alike(first) and not any(map(alike, below)) for alike in (whole, rising))
 
 
 def whole(row: Sequence[str]) -> bool:
-    """Whole numbers alone, such as years."""
+    """Whether all cells are whole numbers, such as years."""
     return all(WHOLE.fullmatch(cell) for cell in row)
 
 
 def rising(row: Sequence[str]) -> bool:
-    """Numbers in equal steps, such as 0, 1, 2, or many that rise, such as wavelengths."""
+    """Whether numbers rise in equal steps, such as 0, 1, 2, or many numbers rise, such as wavelengths."""
     if len(row) < 3 or not all(is_number(cell) for cell in row):
         return False
     values = [float(cell) for cell in row]
@@ -147,17 +144,17 @@ def rising(row: Sequence[str]) -> bool:
 
 
 def find_header(first: Sequence[str], below: Sequence[Sequence[str]], classes: Collection[str]) -> tuple[bool, bool]:
-    """Whether a row of numbers and words is a header, and whether that is doubtful."""
+    """Whether a row of numbers and words is a header, and whether that is unclear."""
     words = {column: cell for column, cell in enumerate(first) if not is_number(cell) and cell.lower() not in MISSING}
     others = {column: [row[column] for row in below if column < len(row)] for column in words}
     if any(cell in classes or cell in others[column] for column, cell in words.items()):
-        return False, False  # a class, which other rows have too
+        return False, False  # a class that other rows have too
     has = any(column_cells and all(map(is_number, column_cells)) for column_cells in others.values())
     return has, not has
 
 
 def by_place(path: Path, width: int, labels: bool, known: Schema) -> tuple[str, ...]:
-    """The names of the fit for columns that have none of their own."""
+    """The names of the fit, for columns without names, by their order."""
     if width == len(known.columns):
         return known.columns
     if width == len(known.inputs) and not labels:
@@ -170,7 +167,7 @@ def by_place(path: Path, width: int, labels: bool, known: Schema) -> tuple[str, 
 
 
 def split(table: Table, chosen: Sequence[str], labels: bool, known: Schema) -> tuple[Sequence[str], Sequence[str]]:
-    """Columns that are inputs, and those that are targets, none where no labels are needed."""
+    """Names of the input columns, and of the target columns; no targets if no labels are needed."""
     if not known.columns:
         targets = list(chosen) or list(table.names[-1:] if labels else ())
         require(table, targets if labels else ())
@@ -180,7 +177,7 @@ def split(table: Table, chosen: Sequence[str], labels: bool, known: Schema) -> t
         return inputs, targets if labels else ()
     inputs, targets = list(known.inputs), list(chosen)
     if not chosen or set(chosen) == set(known.targets):
-        targets = list(known.targets)  # whose order is that of the outputs
+        targets = list(known.targets)  # in the order of the outputs
     if both := [name for name in targets if name in inputs]:
         raise Problem(f"--target {both[0]} was given; the posterior was fitted with {both[0]!r} as an input.")
     require(table, [*inputs, *(targets if labels else ())], ", which the posterior was fitted with")
@@ -188,10 +185,10 @@ def split(table: Table, chosen: Sequence[str], labels: bool, known: Schema) -> t
     if unknown := [name for name in spare if name not in (*targets, *known.targets)]:
         raise Problem(
             f"{table.path} has the column {unknown[0]!r}, which the posterior was not fitted with; "
-            f"expected {list_names(inputs)}. Take the others away."
+            f"expected {list_names(inputs)}. Remove the other columns."
         )
     if unasked := [name for name in spare if name not in chosen]:
-        warn(f"{table.path}: the target column {list_names(unasked)} is left out.")
+        warn(f"{table.path}: the target column {list_names(unasked)} is not used.")
     return inputs, targets if labels else ()
 
 
@@ -204,19 +201,19 @@ def require(table: Table, names: Sequence[str], why: str = "") -> None:
 
 
 def describe(table: Table) -> str:
-    """The columns, and why there may be only one."""
+    """The columns; if there is only one, the separator that may be the reason."""
     names = table.names
     mark = next((word for mark, word in SEPARATORS.items() if len(names) == 1 and mark in names[0]), None)
-    return list_names(names) + (f", with {mark} in it; cells are separated by commas" if mark else "")
+    return list_names(names) + (f", which contains {mark}; expected commas between cells" if mark else "")
 
 
 def list_names(names: Sequence[str]) -> str:
-    """The first few of many names."""
+    """The first of many names."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def is_number(word: str) -> bool:
-    """Whether a cell holds a number; Python alone reads underscores in one."""
+    """Whether a cell holds a number; underscores, which Python accepts, do not count."""
     try:
         float(word)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The least loss over a few directions: Newton's method on as many numbers, without a pass through the network."""
+"""Minimise the loss over a few directions, by Newton's method on their coefficients, without the network."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..likelihoods import Likelihood
 from ..runtime.arithmetic import use_precision
 
 STEPS = 40
-ENOUGH = 1e-6  # the share of the first step's promised gain that is left to the next plane
-SUFFICIENT = 1e-4  # the share of a step's promised gain that it has to keep
-NUMBERS = 1 << 20  # of all vectors that are worked on at a time
-MANY = 4  # vectors from which their second derivatives are taken at once
+ENOUGH = 1e-6  # share of the first step's promised gain below which the descent stops
+SUFFICIENT = 1e-4  # the share of its promised gain that a step must reach
+NUMBERS = 1 << 20  # elements of all vectors in one batch
+MANY = 4  # vectors from which on second derivatives are batched
 
 
 @dataclass(eq=False)
 class Terms:
-    """A function of a few numbers: its value, gradient (k,) and second derivative (k, k), on the CPU in float64."""
+    """A function of k numbers: its value, gradient (k,) and second derivative (k, k), on the CPU in float64."""
 
     value: float
     gradient: Tensor
-    curve: Callable[[], Tensor]  # which takes as long as many gradients, and is asked for where a step begins alone
+    curve: Callable[[], Tensor]  # as expensive as many gradients, so computed only where a step begins
 
     @cached_property
     def hessian(self) -> Tensor:
@@ -35,11 +35,11 @@ class Terms:
 
     @property
     def finite(self) -> bool:
-        """Whether there is a likelihood here."""
+        """Whether the value and the gradient are finite."""
         return math.isfinite(self.value) and bool(torch.isfinite(self.gradient).all())
 
     def step(self) -> Tensor:
-        """Newton's, downhill also where the function is not convex; directions without curvature are left alone."""
+        """Newton's step, downhill even if the function is not convex; zero along directions without curvature."""
         diagonal = self.hessian.diagonal().abs()
         scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt() * (diagonal > 0)
         values, vectors = torch.linalg.eigh(scale[:, None] * self.hessian * scale)
@@ -58,9 +58,10 @@ def energy_terms(
     more: Sequence[Tensor] = (),
     second: bool = True,
 ) -> Tensor:
-    """(1 + k + k k,) in float64: of `sum energy(u + c_i v_i)` in c, by derivatives in the outputs (N, T, C) alone.
+    """(1 + k + k k,) in float64: value, gradient and Hessian of `sum energy(u + c_i v_i)` in c.
 
-    `more`: further vectors, several in one tensor (R, N, T, C). Without `second` (1 + k,): no second derivatives.
+    Only derivatives in the outputs (N, T, C) are taken. `more` has further vectors, (R, N, T, C) each. Without `second`
+    the result is (1 + k,).
     """
     number = len(vectors) + sum(map(len, more))
     total = torch.zeros(1 + number + number * number * second, dtype=torch.float64, device=u.device)
@@ -73,20 +74,20 @@ def energy_terms(
 
 
 def _energy_terms(likelihood: Likelihood, u: Tensor, vectors: Tensor, y: Tensor, c: Tensor, second: bool) -> Tensor:
-    """The same with all vectors in one tensor (k, N, T, C)."""
+    """The same for one batch, with all vectors in one tensor (k, N, T, C)."""
     flat = vectors.flatten(1)
     with torch.enable_grad(), use_precision("ieee"):
         f = (u + (c @ flat).view_as(u)).requires_grad_()
         energy = likelihood.energy(f, y)
         (slope,) = torch.autograd.grad(energy.sum(), f, create_graph=second)
         terms = [energy.detach().sum(dtype=torch.float64)[None], flat.double() @ slope.detach().flatten().double()]
-        if second:  # the length of a step, which the gradient corrects
+        if second:  # errors in these change only the length of a step
             terms.append((flat @ second_derivatives(slope, f, vectors).flatten(1).T).flatten().double())
     return torch.cat(terms)
 
 
 def second_derivatives(slope: Tensor, f: Tensor, vectors: Tensor) -> Tensor:
-    """(k, N, T, C): the second derivatives of an energy, whose first are `slope` at f, times vectors."""
+    """(k, N, T, C): second derivatives of an energy at f, times vectors; `slope` has the first derivatives."""
     if not slope.requires_grad:  # linear in the outputs
         return torch.zeros_like(vectors)
     if len(vectors) >= MANY:
@@ -95,14 +96,14 @@ def second_derivatives(slope: Tensor, f: Tensor, vectors: Tensor) -> Tensor:
                 slope, f, vectors, retain_graph=True, is_grads_batched=True, materialize_grads=True
             )
             return batched[0]
-        except (RuntimeError, NotImplementedError):  # an energy of the user's own may have no such rule
+        except (RuntimeError, NotImplementedError):  # a user's energy may have no batching rule
             pass
     rows = [torch.autograd.grad(slope, f, each, retain_graph=True, materialize_grads=True)[0] for each in vectors]
     return torch.stack(rows)
 
 
 def descend(terms: Callable[[Tensor], Terms], number: int, slack: float) -> tuple[Tensor, Terms, Terms]:
-    """The numbers (k,) of the least value, with the function at the start and there; it never rises beyond rounding."""
+    """The minimiser (k,), and the function at the start and there; the value never rises beyond rounding."""
     c = torch.zeros(number, dtype=torch.float64, device="cpu")
     first = point = terms(c)
     promised = 0.0
@@ -124,7 +125,7 @@ def descend(terms: Callable[[Tensor], Terms], number: int, slack: float) -> tupl
 def _shorten(
     terms: Callable[[Tensor], Terms], c: Tensor, point: Terms, step: Tensor, slope: float, slack: float
 ) -> tuple[Tensor, Terms] | None:
-    """The first of ever shorter steps that keeps enough of its promise, or flattens the slope below rounding."""
+    """Halve the step until it reaches enough of its promised gain, or, within rounding, flattens the slope."""
     length = 1.0
     for _ in range(60):
         moved = c + length * step

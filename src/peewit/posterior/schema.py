@@ -11,7 +11,7 @@ from ..messages.errors import PeewitError
 class Schema:
     """Names by which the command line matches new data with the data of the fit; nothing else reads them."""
 
-    columns: tuple[str, ...] = ()  # all columns of a table in its order; without a header "0", "1" and so on
+    columns: tuple[str, ...] = ()  # all columns of a table in its order; without a header "0", "1", ...
     targets: tuple[str, ...] = ()  # those of the columns that are targets
     header: bool = False
     classes: tuple[str, ...] | None = None  # in the order of the outputs
@@ -19,7 +19,7 @@ class Schema:
     def __post_init__(self) -> None:
         for names in (self.columns, self.targets, self.classes or ()):
             if len(set(names)) < len(names):
-                raise PeewitError(f"{', '.join(names[:12])}: expected a name of its own for each")
+                raise PeewitError(f"{', '.join(names[:12])}: expected distinct names")
         if self.columns and not 0 < len(set(self.targets) & set(self.columns)) == len(self.targets) < len(self.columns):
             raise PeewitError(f"the targets {self.targets[:12]} are not some of the columns {self.columns[:12]}")
 

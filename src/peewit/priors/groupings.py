@@ -1,4 +1,4 @@
-"""Which weights share a prior precision: one class per grouping, and its row in `NAMES`."""
+"""Which weights share a prior precision: one class per grouping, each with an entry in `NAMES`."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ Sets = tuple[tuple[str, ...], ...]
 
 
 class Grouping(ABC):
-    """The groups that weights fall into, numbered from zero."""
+    """The groups of the weights, numbered from zero."""
 
     name: ClassVar[str]  # in messages, as in `Prior.layerwise`
-    one_for_all: ClassVar[bool] = False  # all weights have the same precision, which every structure holds
+    one_for_all: ClassVar[bool] = False  # all weights have the same precision, which every structure supports
     one_per_weight: ClassVar[bool] = False  # each weight is a group
     within_tensors: ClassVar[bool] = False  # each group is a part of one tensor
-    by_curvature: ClassVar[bool] = False  # precisions multiply ratios that a curvature gives
-    sets: Sets = ()  # names of weights whose common scale does not matter
+    by_curvature: ClassVar[bool] = False  # precisions multiply ratios from a curvature
+    sets: Sets = ()  # scale-invariant sets of weights
 
     @abstractmethod
     def names(self, space: Space) -> Sequence[str]:
-        """What each group is called."""
+        """The names of the groups."""
 
     @abstractmethod
     def stretches(self, space: Space) -> Groups:
         """The group of each of the D weights."""
 
     def tensors(self, space: Space) -> dict[str, int]:
-        """The group of each tensor, where weights of several share one; refuses a tensor that is in none."""
+        """The group of each tensor, for groups of whole tensors; refuse a tensor without a group."""
         return {}
 
     def left(self, space: Space, kept: Space) -> Tensor:
-        """(groups of `kept`,): their numbers in `space`, which has more tensors; groups without weights keep theirs."""
-        if not self.one_per_weight:  # and so groups without selected weights
+        """(groups of `kept`,): their numbers in `space`, which has more tensors; empty groups keep their numbers."""
+        if not self.one_per_weight:  # so groups can have no selected weight
             space, kept = replace(space, mask=None), replace(kept, mask=None)
         numbers = torch.arange(len(self.names(kept)), device="cpu")
         numbers[self.stretches(kept).vector()] = self.stretches(space).vector()[positions_among(space, kept)]
         return numbers
 
     def carry_over(self, space: Space, more: Space) -> list[int] | None:
-        """(groups of `more` weights,): their numbers in `space`; None where they keep them."""
+        """(groups of `more` weights,): their numbers in `space`; None if the numbers stay."""
         return None
 
-    def refuse_unknown(self, names: Sequence[str]) -> None:  # noqa: B027 (few groupings have something to refuse)
-        """Refuse what is not of a network with these parameters."""
+    def refuse_unknown(self, names: Sequence[str]) -> None:  # noqa: B027 (few groupings refuse anything)
+        """Refuse fields that do not fit a network with these parameters."""
 
 
 class WholeTensors(Grouping):
@@ -64,7 +64,7 @@ class WholeTensors(Grouping):
 
     @abstractmethod
     def tensors(self, space: Space) -> dict[str, int]:
-        """The group of each tensor: numbered as they come, unless `names` says otherwise."""
+        """The group of each tensor, numbered by first occurrence unless `names` is overridden."""
 
     def names(self, space: Space) -> Sequence[str]:
         members: dict[int, list[str]] = {}
@@ -78,7 +78,7 @@ class WholeTensors(Grouping):
 
 
 class OneGroup(WholeTensors):
-    """All weights."""
+    """All weights in one group."""
 
     def tensors(self, space: Space) -> dict[str, int]:
         return dict.fromkeys(space.names, 0)
@@ -97,7 +97,7 @@ class Scalar(OneGroup):
 
 @dataclass(frozen=True)
 class GPrior(OneGroup):
-    """One factor for the ratios of a curvature."""
+    """One factor for precisions in the ratios of a curvature."""
 
     name = "g_prior"
     by_curvature = True
@@ -105,7 +105,7 @@ class GPrior(OneGroup):
 
 @dataclass(frozen=True)
 class Layerwise(WholeTensors):
-    """One precision per tensor; its sets are told, and have no part in it."""
+    """One precision per tensor; `sets` is kept for users and changes nothing."""
 
     name = "layerwise"
     sets: Sets = ()
@@ -123,7 +123,7 @@ class ScaleInvariant(WholeTensors):
 
     def tensors(self, space: Space) -> dict[str, int]:
         owners = {name: own[0] for own in self.sets for name in own}
-        seen: dict[str, int] = {}  # sets by their first name, in the order of the weights
+        seen: dict[str, int] = {}  # sets by their first tensor, in the order of the weights
         return {name: seen.setdefault(owners.get(name, name), len(seen)) for name in space.names}
 
     def carry_over(self, space: Space, more: Space) -> list[int]:
@@ -132,7 +132,7 @@ class ScaleInvariant(WholeTensors):
         missing = [name for name, number in after.items() if number not in numbers]
         if missing:
             raise PeewitError(
-                f"Prior.{self.name} has no precision for {', '.join(missing)}, which the earlier data never used; "
+                f"Prior.{self.name} has no precision for {', '.join(missing)}, which earlier data did not use; "
                 "use with_prior(...) with one precision before the update, or fit to all data at once."
             )
         return [numbers[number] for number in range(len(numbers))]
@@ -140,7 +140,7 @@ class ScaleInvariant(WholeTensors):
 
 @dataclass(frozen=True)
 class NamedGroups(WholeTensors):
-    """One precision per pattern of names; the first that fits holds."""
+    """One precision per pattern of names; the first pattern that fits counts."""
 
     name = "groups"
     patterns: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ class NamedGroups(WholeTensors):
         return self.patterns
 
     def refuse_unknown(self, names: Sequence[str]) -> None:
-        """Refuse a pattern that fits no parameter, most likely misspelt."""
+        """Refuse a pattern that fits no parameter: it is probably misspelt."""
         for pattern in self.patterns:
             if not any(fits(name, pattern) for name in names):
                 raise PeewitError(
@@ -203,13 +203,13 @@ NAMES: dict[str, type[Grouping]] = {each.name: each for each in GROUPINGS}
 
 
 class NumberedNames(Sequence[str]):
-    """Names of units or single weights, such as `fc.weight[3]`, made when they are asked for: there can be millions."""
+    """Names of units or single weights, such as `fc.weight[3]`, made on access: there can be millions."""
 
     def __init__(self, space: Space, counts: Iterable[int], own: Tensor | None = None) -> None:
         self.names, self.starts, self.own = space.names, [*itertools.accumulate(counts, initial=0)], own
 
     def __len__(self) -> int:
-        """Groups."""
+        """Number of groups."""
         return self.starts[-1] if self.own is None else len(self.own)
 
     @overload
@@ -217,7 +217,7 @@ class NumberedNames(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        """One, or some."""
+        """One name, or a list of names."""
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         number = range(len(self))[index]
@@ -227,22 +227,22 @@ class NumberedNames(Sequence[str]):
 
 
 def together(names: Sequence[str]) -> str:
-    """Several names as one: all of three, or the first and how many more."""
+    """Several names as one text: up to three names, or the first and the number of the others."""
     return " + ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a parameter, or a module that it is in, is called so."""
+    """Whether a pattern matches a parameter, or is the name of a module that holds it."""
     return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
 
 
 def rows(shape: torch.Size) -> int:
-    """Indices along the first axis; a number without axes is one unit."""
+    """Length of the first axis; 1 for a tensor without axes."""
     return shape[0] if len(shape) else 1
 
 
 def select_stretches(numbers: list[int], lengths: list[int], count: int, space: Space) -> Groups:
-    """Stretches of all elements of the tensors, less those that are not selected."""
+    """Stretches over all elements of the tensors, without those that are not selected."""
     stretches = torch.tensor([[0], [space.size]] if count == 1 else [numbers, lengths], device="cpu")
     stretches = stretches[:, stretches[1] > 0]
     groups = Groups(stretches[0], stretches[1], count)
@@ -250,7 +250,7 @@ def select_stretches(numbers: list[int], lengths: list[int], count: int, space: 
 
 
 def positions_among(space: Space, kept: Space) -> Tensor:
-    """(D of `kept`,): where its weights are among those of `space`."""
+    """(D of `kept`,): the places of its weights among those of `space`."""
     counts = space.counts()
     owners = torch.tensor([name in kept.names for name in counts], device="cpu")
     return owners.repeat_interleave(torch.tensor([*counts.values()], device="cpu")).nonzero()[:, 0]

@@ -1,7 +1,7 @@
-"""Sets of weights whose common scale the outputs do not depend on: `f(k theta_g) = f(theta_g)`.
+"""Scale-invariant sets of weights, `f(k theta_g) = f(theta_g)`: a common factor does not change the outputs.
 
-A normalisation after a layer makes such a set of its weight and bias; in a residual stream only all that is added to
-the stream together is one. Sets are found by asking the network, not by reading its code.
+Weight and bias before a normalisation layer are such a set. In a residual stream, all weights that add to the stream
+form one set. The sets are found by evaluating the network, not by reading its code.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..network.modules import device_of, unwrap
 from ..network.nests import count, take
 from .rescaling import FAINTEST, TOLERANCE, Names, RescaledNetwork, batch_statistics, root_mean_square
 
-EXAMPLES = 64  # of the one batch that is looked at
-WHOLE = 0.1  # how far a coefficient may be from one
+EXAMPLES = 64  # of the first batch
+WHOLE = 0.1  # largest distance of a coefficient from one
 
 
 @entry_point
 def invariant_sets(model: nn.Module, data: Any) -> tuple[Names, ...]:
     """Disjoint sets of parameter names, in the network's order, found on the first batch of `data`.
 
-    Normalisation layers use the batch's own statistics; the network stays as it was. Where sets overlap, the first
-    one found is told: modules, then single tensors, then unions of them.
+    Normalisation layers use the statistics of the batch; the network is not changed. Of overlapping sets the first one
+    found counts: modules, then single tensors, then unions of both.
     """
     model = unwrap(model)
     inputs = Batches(data, device_of(model)).first()[0]
@@ -42,7 +42,7 @@ def invariant_sets(model: nn.Module, data: Any) -> tuple[Names, ...]:
 
 
 def modules_and_tensors(network: RescaledNetwork) -> Iterator[Names]:
-    """Modules that ignore the scale of weight and bias together, else tensors that do so alone."""
+    """Modules that are invariant to the scale of weight and bias together, else single invariant tensors."""
     for unit in network.modules:
         if network.invariant(unit):
             yield unit
@@ -51,7 +51,7 @@ def modules_and_tensors(network: RescaledNetwork) -> Iterator[Names]:
 
 
 def unions(network: RescaledNetwork, units: Iterable[Names], earlier: Iterable[Names]) -> list[Names]:
-    """Unions of units outside of the sets that are found already: the finest whose columns add up to nothing."""
+    """Unions of units that are in no set yet: the smallest whose columns sum to zero."""
     names = {name for each in earlier for name in each}
     free = [unit for unit in units if not names & {*unit}]
     free = [unit for unit in free if root_mean_square(network.column(unit)) > FAINTEST * network.variation]
@@ -71,7 +71,7 @@ def unions(network: RescaledNetwork, units: Iterable[Names], earlier: Iterable[N
 
 
 def dependent_units(gram: Tensor) -> Tensor:
-    """(units,): which have a part in any combination of columns that vanishes."""
+    """(units,): whether a unit is part of a combination of columns that vanishes."""
     norms = gram.diagonal().sqrt()
     values, vectors = torch.linalg.eigh(gram / norms / norms[:, None])
     null = vectors[:, values < TOLERANCE * len(values)]
@@ -80,7 +80,7 @@ def dependent_units(gram: Tensor) -> Tensor:
 
 
 def cancelling_units(gram: Tensor, unit: int, left: Tensor) -> list[int]:
-    """Columns that with coefficients of one each cancel a given one, it included; nothing where there are none."""
+    """The columns that sum to zero with a given one, and that one; an empty list if there are none."""
     others = [each for each in left.nonzero()[:, 0].tolist() if each != unit]
     coefficients = torch.zeros(len(gram), dtype=gram.dtype, device="cpu")
     coefficients[others] = nonnegative(gram[others][:, others], -gram[others, unit])
@@ -96,7 +96,7 @@ def cancelling_units(gram: Tensor, unit: int, left: Tensor) -> list[int]:
 
 
 def nonnegative(gram: Tensor, target: Tensor) -> Tensor:
-    """Least squares with x >= 0 by Lawson and Hanson's active sets: its columns are independent, so few are used."""
+    """Nonnegative least squares by the active-set method of Lawson and Hanson, with a scaled Gram matrix."""
     scale = gram.diagonal().sqrt()
     gram, target = gram / scale / scale[:, None], target / scale
     x = torch.zeros_like(target)
@@ -106,7 +106,7 @@ def nonnegative(gram: Tensor, target: Tensor) -> Tensor:
         steepest = float(slope.max()) if len(slope) else 0.0
         if steepest <= 1e-9 * float(target.abs().max()):
             break
-        # Of columns that are alike the last, which in a network comes nearest to where they are added up.
+        # Of equal columns take the last: in a network it is the nearest to the sum.
         passive[(slope >= (1 - TOLERANCE) * steepest).nonzero()[-1]] = True
         while True:
             trial = torch.zeros_like(x)
