@@ -80,24 +80,6 @@ class Binary(Labels):
         return self._restore((self._log_probs[1] > self._log_probs[0]).long())
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Compute the log probability of labels, summed over them, each by its own probability.
-
-        Args:
-            y: Targets, as the network was trained on: one per input. They are never broadcast.
-
-        Returns:
-            Log probabilities (N,), in nats.
-
-        Raises:
-            PeewitError: The targets do not fit the outputs.
-            ArgumentTypeError: `y` is not a tensor.
-
-        Example:
-            >>> labels = (y == 0).float()[:, None]
-            >>> pred = pw.fit(torch.nn.Linear(2, 1), (x, labels), "binary").predict(x)
-            >>> pred.log_prob(labels).shape
-            torch.Size([60])
-        """
         flat, _ = self._targets(y)
         known = self.likelihood.known(flat)
         flat = torch.where(known, flat, 0).to(self.belief.mean.dtype)
@@ -106,50 +88,12 @@ class Binary(Labels):
         return torch.where(known, densities, 0.0).sum((1, 2))
 
     def interval(self, level: float = 0.95) -> Tensor:
-        """Find the smallest set of labels whose probability reaches `level`.
-
-        Args:
-            level: A probability strictly between 0 and 1.
-
-        Returns:
-            Booleans (N, ..., 2): whether zero is in the set, and whether one is.
-
-        Raises:
-            PeewitError: `level` is not between 0 and 1.
-
-        Example:
-            >>> labels = (y == 0).float()[:, None]
-            >>> pred = pw.fit(torch.nn.Linear(2, 1), (x, labels), "binary").predict(x)
-            >>> pred.interval(0.9).shape
-            torch.Size([60, 1, 2])
-        """
         p = self._log_probs.exp()
         likelier = torch.stack([p[0] >= p[1], p[1] > p[0]])
         both = likelier | (p.amax(0) < check_level(level))
         return torch.stack([self._restore(both[0]), self._restore(both[1])], -1)
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw labels.
-
-        With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
-
-        Args:
-            samples: Number of draws.
-            generator: Source of random numbers. None for torch's global generator.
-
-        Returns:
-            Zeros and ones (S, N, ...).
-
-        Raises:
-            PeewitError: `samples` is not a positive whole number.
-            ArgumentTypeError: `generator` is not a torch.Generator.
-
-        Example:
-            >>> labels = (y == 0).float()[:, None]
-            >>> pred = pw.fit(torch.nn.Linear(2, 1), (x, labels), "binary").predict(x)
-            >>> pred.sample(10).shape
-            torch.Size([10, 60, 1])
-        """
         if jointly(self.belief):
             p = self.belief.random(check_samples(samples), generator).sigmoid()
         else:

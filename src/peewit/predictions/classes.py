@@ -82,22 +82,6 @@ class Classes(Labels):
         return self.argmax
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Compute the log probability of labels, ignored ones left out; the negative cross entropy of soft targets.
-
-        Args:
-            y: Targets, as the network was trained on: one per input. They are never broadcast.
-
-        Returns:
-            Log probabilities (N,) in nats, summed over labelled positions.
-
-        Raises:
-            PeewitError: The targets do not fit the outputs.
-            ArgumentTypeError: `y` is not a tensor.
-
-        Example:
-            >>> la.predict(x).log_prob(y).shape
-            torch.Size([60])
-        """
         flat, known = self._targets(y)
         if flat.dim() == 3:
             return (torch.where(flat > 0, flat * self._log_probs, 0.0) * known).sum((1, 2))
@@ -105,47 +89,12 @@ class Classes(Labels):
         return torch.where(known, picked, 0.0).sum((1, 2))
 
     def interval(self, level: float = 0.95) -> Tensor:
-        """Find the smallest set of classes whose probability reaches `level`.
-
-        Args:
-            level: A probability strictly between 0 and 1.
-
-        Returns:
-            Booleans (N, ...) on the network's class axis: whether a class is in the set.
-
-        Raises:
-            PeewitError: `level` is not between 0 and 1.
-
-        Example:
-            >>> inside = la.predict(x).interval(0.9)
-            >>> inside.shape, bool(inside.any(1).all())
-            (torch.Size([60, 3]), True)
-        """
         ordered, order = self._log_probs.double().exp().sort(-1, descending=True)
         before = ordered.cumsum(-1) - ordered
         inside = torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < check_level(level))
         return self.belief.form.restore(inside)
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw labels.
-
-        With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
-
-        Args:
-            samples: Number of draws.
-            generator: Source of random numbers. None for torch's global generator.
-
-        Returns:
-            Class numbers (S, N, *positions).
-
-        Raises:
-            PeewitError: `samples` is not a positive whole number.
-            ArgumentTypeError: `generator` is not a torch.Generator.
-
-        Example:
-            >>> la.predict(x).sample(10).shape
-            torch.Size([10, 60])
-        """
         if jointly(self.belief):
             below = self.belief.random(check_samples(samples), generator).double().softmax(-1).cumsum(-1)
         else:

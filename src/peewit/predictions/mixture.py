@@ -71,23 +71,6 @@ class Mixture(Numbers):
         return Moments(*self.belief.gather(moments, self.elementwise).unbind(-1))
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Compute the log probability (density) of targets, positions summed.
-
-        Args:
-            y: Targets, as the network was trained on: one per input. They are never broadcast.
-
-        Returns:
-            Log probabilities (N,), in nats: of the outputs of a position together, or of each by itself where they are
-            independent.
-
-        Raises:
-            PeewitError: The targets do not fit the outputs.
-            ArgumentTypeError: `y` is not a tensor.
-
-        Example:
-            >>> line.predict(t, link="mc").log_prob(z).shape
-            torch.Size([40])
-        """
         flat, known = self._targets(y)
         dtype = self.belief.mean.dtype
         wide = self._wide or dtype
@@ -102,23 +85,6 @@ class Mixture(Numbers):
         return torch.where(known[..., 0], self.belief.gather(density, self.elementwise), 0.0).sum(1)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Find the central interval of a new observation, by quantiles of the mixture.
-
-        Args:
-            level: A probability strictly between 0 and 1.
-
-        Returns:
-            The lower and the upper ends, (N, ...) each.
-
-        Raises:
-            PeewitError: `level` is not between 0 and 1, or torch does not have the distribution function of
-                the likelihood's distribution.
-
-        Example:
-            >>> lower, upper = line.predict(t, link="mc").interval(0.9)
-            >>> lower.shape, bool((lower < upper).all())
-            (torch.Size([40, 1]), True)
-        """
         tail = (1 - check_level(level)) / 2
 
         def bounds(f: Tensor, weight: Tensor, _: slice) -> Tensor:
@@ -129,25 +95,6 @@ class Mixture(Numbers):
         return self._restore(lower), self._restore(upper)
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw new observations.
-
-        With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
-
-        Args:
-            samples: Number of draws.
-            generator: Source of random numbers. None for torch's global generator.
-
-        Returns:
-            Observations (S, N, ...).
-
-        Raises:
-            PeewitError: `samples` is not a positive whole number.
-            ArgumentTypeError: `generator` is not a torch.Generator.
-
-        Example:
-            >>> line.predict(t, link="mc").sample(10).shape
-            torch.Size([10, 40, 1])
-        """
         f = self.belief.random(check_samples(samples), generator)
         distribution = self.likelihood.distribution(f)
         if isinstance(distribution, distributions.Normal):  # where the head has no valid variance, the mean's stands in

@@ -83,14 +83,18 @@ class Prediction(ABC):
     likelihood: Likelihood
     link: str
 
-    # Labels
+    # Labels: subclasses inherit these docstrings
 
     @abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:
-        """Compute the log probability (density) of targets, summed over labelled positions.
+        """Compute the log probability (density) of targets, noise included, summed over labelled positions.
+
+        For soft targets of `pw.Classes` it is the negative cross entropy. `pw.Binary` scores each label on its own.
+        `pw.Regression` scores the outputs of a position together, and so does `pw.Mixture` unless they are independent.
 
         Args:
-            y: Targets, as the network was trained on: one per input. They are never broadcast.
+            y: Targets, as the network was trained on: one per input. They are never broadcast. Ignored labels are left
+                out.
 
         Returns:
             Log probabilities or densities (N,), in nats.
@@ -100,8 +104,8 @@ class Prediction(ABC):
             ArgumentTypeError: `y` is not a tensor.
 
         Example:
-            >>> la.predict(x).log_prob(y).shape
-            torch.Size([60])
+            >>> la.predict(x).log_prob(y).shape, line.predict(t).log_prob(z).shape
+            (torch.Size([60]), torch.Size([40]))
         """
 
     @abstractmethod
@@ -112,35 +116,43 @@ class Prediction(ABC):
             level: A probability strictly between 0 and 1.
 
         Returns:
-            A set of labels as booleans, or the lower and the upper ends of intervals.
+            For labels, the smallest set that reaches `level`, as booleans: (N, ...) on the class axis of `pw.Classes`;
+            (N, ..., 2) for `pw.Binary`, whether zero is in the set, and whether one is. For numbers, the lower and the
+            upper ends of the central interval, noise included, (N, ...) each; for `pw.Mixture` they are quantiles.
 
         Raises:
-            PeewitError: `level` is not between 0 and 1.
+            PeewitError: `level` is not between 0 and 1, or `pw.Mixture` has a likelihood whose distribution function
+                torch does not know.
 
         Example:
+            >>> la.predict(x).interval(0.9).shape
+            torch.Size([60, 3])
             >>> lower, upper = line.predict(t).interval(0.9)
-            >>> bool((lower < upper).all())
-            True
+            >>> lower.shape, bool((lower < upper).all())
+            (torch.Size([40, 1]), True)
         """
 
     @abstractmethod
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw new observations at all inputs.
+        """Draw new observations at all inputs, noise included.
+
+        With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
 
         Args:
-            samples: Number of draws.
+            samples: Number S of draws.
             generator: Source of random numbers. None for torch's global generator.
 
         Returns:
-            Observations (S, N, ...).
+            Observations (S, N, ...): class numbers (S, N, *positions) for `pw.Classes`, zeros and ones for `pw.Binary`,
+            else numbers.
 
         Raises:
             PeewitError: `samples` is not a positive whole number.
             ArgumentTypeError: `generator` is not a torch.Generator.
 
         Example:
-            >>> la.predict(x).sample(10).shape
-            torch.Size([10, 60])
+            >>> la.predict(x).sample(10).shape, line.predict(t).sample(10).shape
+            (torch.Size([10, 60]), torch.Size([10, 40, 1]))
         """
 
     @property

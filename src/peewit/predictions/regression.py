@@ -67,22 +67,6 @@ class Regression(Numbers):
         return distributions.MultivariateNormal(mean, cov, validate_args=False)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Compute the log density of targets: the outputs of a position together, positions summed.
-
-        Args:
-            y: Targets, as the network was trained on: one per input. They are never broadcast.
-
-        Returns:
-            Log densities (N,), noise included, in nats.
-
-        Raises:
-            PeewitError: The targets do not fit the outputs.
-            ArgumentTypeError: `y` is not a tensor.
-
-        Example:
-            >>> line.predict(t).log_prob(z).shape
-            torch.Size([40])
-        """
         flat, known = self._targets(y)
         densities = self._log_density(flat.to(self.source.mean.dtype))
         return torch.where(known[..., 0], densities, 0.0).sum(1)
@@ -129,45 +113,10 @@ class Regression(Numbers):
         return value
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Find the central interval of a new observation, noise included.
-
-        Args:
-            level: A probability strictly between 0 and 1.
-
-        Returns:
-            The lower and the upper ends, (N, ...) each.
-
-        Raises:
-            PeewitError: `level` is not between 0 and 1.
-
-        Example:
-            >>> lower, upper = line.predict(t).interval(0.9)
-            >>> lower.shape, bool((lower < upper).all())
-            (torch.Size([40, 1]), True)
-        """
         mean, epistemic, aleatoric = self._moments
         width = normal_quantile(check_level(level)) * (epistemic + aleatoric).sqrt()
         return self._restore(mean - width), self._restore(mean + width)
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw new observations, noise included.
-
-        With `joint=True` or `method="sampled"` each draw belongs to one function at all inputs.
-
-        Args:
-            samples: Number of draws.
-            generator: Source of random numbers. None for torch's global generator.
-
-        Returns:
-            Observations (S, N, ...).
-
-        Raises:
-            PeewitError: `samples` is not a positive whole number.
-            ArgumentTypeError: `generator` is not a torch.Generator.
-
-        Example:
-            >>> line.predict(t).sample(10).shape
-            torch.Size([10, 40, 1])
-        """
         values = self.source.random(check_samples(samples), generator)
         return self._restore(values + self.noise.sqrt() * normals(tuple(values.shape), values, generator))

@@ -1,4 +1,4 @@
-"""Values that are worked out when they are asked for: the same whatever mode the caller is in by then."""
+"""Prediction classes whose lazily computed values do not depend on the caller's autograd modes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Class = TypeVar("Class", bound=type)
 
 
 def steady(cls: Class) -> Class:
-    """A class of predictions whose public properties and methods do not depend on the caller's mode.
+    """Make a class's public properties and methods independent of the caller's autograd modes.
 
-    Methods answer unknown options with the nearest known one.
+    Methods answer unknown options with the nearest known one, and inherit docstrings.
     """
     for name, member in list(vars(cls).items()):
         if name.startswith("_") and name != "__repr__":
@@ -26,12 +26,13 @@ def steady(cls: Class) -> Class:
         if isinstance(member, property) and member.fget is not None:
             setattr(cls, name, property(_steadily(member.fget)))
         elif inspect.isfunction(member):
+            member.__doc__ = member.__doc__ or getattr(cls.__mro__[1], name).__doc__
             setattr(cls, name, _steadily(spelled(member)))
     return cls
 
 
 def _steadily(function: Callable[..., Any]) -> Callable[..., Any]:
-    """With the graph that the outputs have, and outside of inference mode and autocast: results are kept for later."""
+    """Run with the outputs' graph, outside inference mode and autocast, since results are cached."""
 
     @functools.wraps(function)
     def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
