@@ -113,7 +113,8 @@ def test_errors_list_the_names_of_the_type(name: str, option: str, la: pw.Laplac
     given |= {"x": X, "samples": 1, "la": la, "validation": (X, Y)}
     needed = [each for each, own in inspect.signature(function).parameters.items() if own.default is own.empty]
     own = {each: given[each] for each in needed if each != option}
-    said = ask(option, lambda **asked: function(**own, **asked))
+    first = [own.pop("self")] if "self" in own else []
+    said = ask(option, lambda **asked: function(*first, **own, **asked))
     assert set(said.partition("Known: ")[2].rstrip(".").split(", ")) == set(literals(hints_of(name)[option])), said
 
 
