@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 Likelihood = Literal["classification", "regression"]
 Half = Literal["choose", "confirm"]
+Kind = Literal["table", "image", "text"]
 Training = Literal["early", "fixed", "pretrained"]
 Examples = tuple[Tensor, Tensor]  # inputs and targets
 
@@ -83,12 +84,13 @@ class Task:
 
     name: str
     likelihood: Likelihood
-    kind: Literal["table", "image", "text"]
+    kind: Kind
     half: Half  # on "choose" defaults are chosen, on "confirm" they are confirmed
     splits: int
     reduced: bool  # whether it is part of the reduced run
     make: Make
     make_small: Make | None = None  # with fewer examples, for the reduced run
+    trainings: tuple[Training, ...] = ("early", "fixed")
 
     def cases(self, data: Path | None, splits: range, device: torch.device, reduced: bool = False) -> Iterator[Case]:
         """Networks are trained for all splits at once where that is faster."""

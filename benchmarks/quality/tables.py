@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import sklearn.datasets
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +34,8 @@ def shipped(name: str) -> Callable[[Path | None], Table]:
     """A table that comes with scikit-learn."""
 
     def read(_: Path | None) -> Table:
+        import sklearn.datasets  # not on every machine that measures
+
         bunch = getattr(sklearn.datasets, f"load_{name}")()
         return bunch.data, bunch.target, None
 

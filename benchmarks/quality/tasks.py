@@ -38,6 +38,7 @@ def of_images(name: str, half: Half, make: Make, splits: int = 3, small: Make | 
         reduced=small is not None,
         make=make,
         make_small=small,
+        trainings=("pretrained",) if name.startswith("cifar10") else ("early", "fixed"),
     )
 
 
