@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .evaluation.call import evaluate
     from .evaluation.report import Report
     from .evaluation.sweeps import Sweep, sweep
+    from .recommendation.call import recommend
+    from .recommendation.result import Recommendation
 
 __all__ = [
     "EKFAC",
@@ -72,6 +74,7 @@ __all__ = [
     "Prediction",
     "Prior",
     "Products",
+    "Recommendation",
     "Regression",
     "Report",
     "RoundingWarning",
@@ -86,17 +89,20 @@ __all__ = [
     "load",
     "metrics",
     "products",
+    "recommend",
     "sweep",
     "validation_nll",
 ]
 
 # Loaded when they are asked for, since fitting needs none of them: the module, and the name in it.
 LAZY = {
+    "Recommendation": (".recommendation", "Recommendation"),
     "Report": (".evaluation", "Report"),
     "Sweep": (".evaluation", "Sweep"),
     "evaluate": (".evaluation", "evaluate"),
     "figures": (".figures", ""),
     "metrics": (".metrics", ""),
+    "recommend": (".recommendation", "recommend"),
     "sweep": (".evaluation", "sweep"),
 }
 

@@ -544,12 +544,13 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
         "evaluate",
         "report",
         "compare",
+        "recommend",
         "landscape",
         "--install-completion",
     ):
         assert name in shown
     assert "Exit status: 0" in " ".join(shown.split())
-    for name in ("demo", "fit", "tune", "predict", "evaluate", "report", "compare", "landscape"):
+    for name in ("demo", "fit", "tune", "predict", "evaluate", "report", "compare", "recommend", "landscape"):
         assert main([name, "--help"]) == 0
         assert f"peewit {name} " in capsys.readouterr().out.split("Examples")[1]
 
@@ -674,6 +675,7 @@ def test_settings_are_called_as_the_arguments_of_the_library() -> None:
         "tune": pw.Laplace.tune,
         "predict": pw.Laplace.predict,
         "evaluate": pw.evaluate,
+        "recommend": pw.recommend,
         "landscape": pw.figures.landscape,
     }
     assert tuple(functions) == settings.TABLES

@@ -38,6 +38,7 @@ ROOMS = (
     "figures",
     "report",
     "evaluation",
+    "recommendation",
     "data",
     "__init__",
     "demo",

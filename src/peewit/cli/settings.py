@@ -66,13 +66,15 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "evaluate.baselines": (list,),
     "evaluate.shift_examples": (int,),
     "evaluate.memory": NUMBER,
+    "recommend.seconds": NUMBER,
+    "recommend.memory": NUMBER,
     "landscape.points": (int,),
     "landscape.reach": NUMBER,
     "landscape.directions": (str,),
     "landscape.examples": (int,),
     "landscape.memory": NUMBER,
 }
-TABLES = ("fit", "tune", "predict", "evaluate", "landscape")
+TABLES = ("fit", "tune", "predict", "evaluate", "recommend", "landscape")
 PATHS = ("weights", "posterior", "train", "validation", "test")
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 

@@ -1,0 +1,119 @@
+"""`peewit recommend`: which recipe to use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import peewit as pw
+
+from ..laplace import Laplace
+from ..metrics.results import Estimate
+from ..posterior.schema import Schema
+from ..recommendation.result import Recommendation, TriedRecipe
+from ..recommendation.table import cells, remarks
+from .checking import NetworkCheck, check_weights
+from .datasets import Wanted, load
+from .networks import is_classification, network
+from .networks import likelihood as chosen_likelihood
+from .options import examples, option
+from .output import check_writable, table
+from .posteriors import check_classes
+from .runs import Run, reads
+from .settings import generator, require_setting, section
+
+RECOMMEND = examples(
+    "peewit recommend -c run.toml --validation held_out.npz -o posterior.safetensors",
+    "peewit recommend -m networks:lenet -w lenet.safetensors -l classification --train train.npz --seconds 60",
+    "peewit recommend -c run.toml --validation held_out.npz --ood letters=letters.npz --json",
+)
+
+
+@reads(
+    "likelihood", "train", "validation", "ood", "seed",
+    option(
+        "recommend.seconds", float,
+        help="Begin no recipe that takes longer than what is left of these (default: try all).",
+    ),
+    option("noise", float, help="Standard deviation in regression."),
+)  # fmt: skip
+def recommend(
+    run: Run,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where to write the best posterior (.safetensors).")
+    ] = None,
+) -> None:
+    """Try a few recipes, show how good each is, and say which to use and why; -o writes the best posterior."""
+    settings, voice = run.settings, run.voice
+    target_file = None if out is None else check_writable(out, (".safetensors",))
+    net, family = network(settings), chosen_likelihood(settings)
+    wanted = Wanted.of(settings, net, is_classification(family))
+    data = load(require_setting(settings, "train", "--train DATA"), wanted)
+    schema = None if data.schema == Schema() else data.schema
+    known = Wanted.of(settings, net, wanted.categorical, schema=schema)
+    validation = load(settings["validation"], known).value if "validation" in settings else None
+    unlabelled = replace(known, labels=False)
+    ood = {name: load(source, unlabelled).inputs() for name, source in settings.get("ood", {}).items()}
+    with voice.stage("the recipes", with_bar=False):
+        found = pw.recommend(
+            net,
+            data.value,
+            family,
+            validation=validation,
+            ood=ood or None,
+            generator=generator(settings),
+            progress=voice.progress,
+            **section(settings, "recommend"),
+        )
+    la = Laplace(replace(found.posterior.state, schema=schema))
+    check_classes(la, data.schema.classes, data.source)
+    check = NetworkCheck(tuple(check_weights(settings, net)))
+    if target_file is not None:
+        la.save(target_file)
+    head, rows = cells(found.table, found.known)
+    values = {**values_of(found), **check.values(), "posterior": None if target_file is None else str(target_file)}
+    voice.answer(
+        values,
+        table(head, rows),
+        *remarks(found.table),
+        *check.lines(),
+        *(f"- {reason}" for reason in found.reasons),
+        f"\nuse {found.recipe}:",
+        *(f"    {line}" for line in found.code.splitlines()),
+        *([] if target_file is None else [f"written to {target_file}"]),
+    )
+
+
+def values_of(found: Recommendation) -> dict[str, Any]:
+    """As JSON holds it."""
+    return {
+        "recipe": found.recipe,
+        "best": found.best,
+        "reasons": list(found.reasons),
+        "code": found.code,
+        "scored": found.known,
+        "table": [values_of_row(row) for row in found.table],
+    }
+
+
+def values_of_row(row: TriedRecipe) -> dict[str, Any]:
+    """Every metric with its interval, and what went wrong."""
+    metrics = {} if row.scores is None else row.scores.metrics
+    return {
+        "name": row.name,
+        "metrics": {name: values_of_estimate(value) for name, value in metrics.items()},
+        "auroc": None if row.auroc is None else values_of_estimate(row.auroc),
+        "log_evidence": row.log_evidence,
+        "seconds": row.seconds,
+        "tuned_on_validation": row.tuned_on_validation,
+        "problem": row.problem,
+        "warnings": list(row.warnings),
+    }
+
+
+def values_of_estimate(estimate: Estimate) -> dict[str, float]:
+    """The number and its interval."""
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
