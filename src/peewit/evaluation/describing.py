@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..figures.summary import group_numbers, layer_numbers
 from ..likelihoods import Likelihood, WithNoise
 from ..runtime.version import __version__
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 MOST_GROUPS = 500  # of a prior, beyond which they are not listed one by one
 MOST_WEIGHTS = 50_000_000  # whose variances are looked at
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 SAMPLE = 100_000  # weights that quantiles are taken of
 
 
@@ -47,18 +47,11 @@ def posterior_of(la: Laplace) -> dict[str, Any]:
         "note": evidence.note,
         "temperature": la.temperature,
         "noise": noise_of(la.likelihood),
-        "layers": layers_of(la),
+        "layers": layer_numbers(la, SAMPLE) if la.D <= MOST_WEIGHTS else [],
         "trace": trace_of(la),
     }
     if len(evidence.effective_dimensions) <= MOST_GROUPS:
-        precision = la.prior.precision.detach().double().cpu().reshape(-1)
-        sizes = la.prior.stretches(la.space).sizes
-        numbers |= {
-            "groups": list(evidence.groups),
-            "prior_precision": precision.expand(len(evidence.effective_dimensions)).tolist(),
-            "effective_dimensions": evidence.effective_dimensions.tolist(),
-            "group_weights": [int(size) for size in sizes.tolist()],
-        }
+        numbers |= group_numbers(la, evidence)
     return numbers
 
 
@@ -66,30 +59,6 @@ def noise_of(likelihood: Likelihood) -> Any:
     """The standard deviation, or a list of them; None for a likelihood without noise."""
     noise = likelihood.noise if isinstance(likelihood, WithNoise) else None
     return noise.tolist() if isinstance(noise, Tensor) else noise
-
-
-def layers_of(la: Laplace) -> list[dict[str, Any]]:
-    """Posterior variances of every parameter: mean and quantiles, with the prior's mean variance beside them."""
-    if la.D > MOST_WEIGHTS:
-        return []
-    with torch.no_grad():
-        variance = la.precision.variance().double().cpu()
-        prior = la.prior.delta(la.space, la.weights).detach().double().reciprocal().cpu().expand_as(variance)
-    counts = {name: number for name, number in la.space.counts().items() if number}
-    layers, sizes = [], list(counts.values())
-    for name, posterior, prior_part in zip(counts, variance.split(sizes), prior.split(sizes), strict=True):
-        step = -(-len(posterior) // SAMPLE)
-        levels = torch.tensor(QUANTILES, dtype=torch.float64, device="cpu")
-        layers.append(
-            {
-                "name": name,
-                "weights": len(posterior),
-                "prior_variance": float(prior_part.mean()),
-                "variance_mean": float(posterior.mean()),
-                "variance_quantiles": posterior[::step].quantile(levels).tolist(),
-            }
-        )
-    return layers
 
 
 def trace_of(la: Laplace) -> dict[str, Any] | None:

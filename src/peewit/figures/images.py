@@ -75,8 +75,7 @@ def words(report: Results, value: float | None) -> str:
 
 def draw_images(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
     """Images in rows of four on one pair of axes."""
-    go = graph_objects()
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     line, notes = 0.0, []
     for name, inputs in rows:
         notes.append(note(f"<b>{name}</b>", None, 0.0, line, "left"))

@@ -188,16 +188,15 @@ def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
         'Around the trained weights'
     """
     losses = landscape_of(source, data, 2, settings)
-    go = graph_objects()
     shown = views(losses)
-    figure = go.Figure([contour(losses, view, visible=number == 0) for number, view in enumerate(shown)])
+    figure = graph_objects().Figure([contour(losses, view, visible=number == 0) for number, view in enumerate(shown)])
     for level, dash in ((1, "solid"), (2, "dash")):
         x, y = ring(losses, level)
         name = f"the Gaussian, {level} deviation{'s' if level > 1 else ''}"
         line = {"color": ORANGE, "dash": dash, "width": 2}
-        figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=name, line=line, hoverinfo="name"))
+        figure.add_scatter(x=x, y=y, mode="lines", name=name, line=line, hoverinfo="name")
     mark = {"color": "white", "size": 11, "symbol": "star", "line": {"color": "black", "width": 1}}
-    figure.add_trace(go.Scatter(x=[0], y=[0], mode="markers", name="trained weights", marker=mark, hoverinfo="name"))
+    figure.add_scatter(x=[0], y=[0], mode="markers", name="trained weights", marker=mark, hoverinfo="name")
     always = len(figure.data) - len(shown)
     choices = [
         (view.name, [other == number for other in range(len(shown))] + [True] * always)

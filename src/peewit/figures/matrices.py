@@ -123,11 +123,10 @@ def hessian_blocks(
     numbers = style.numbers_of(
         source, CurvatureMatrices, curvature_matrices, data=data, most=most, memory=memory, progress=progress
     )
-    go = graph_objects()
     largest = peak(numbers.hessian, numbers.ggn)
     hessian, ggn = numbers.hessian, numbers.ggn
     shown_ones = (("Hessian", hessian), ("GGN", ggn), ("Hessian less GGN", hessian - ggn))
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     for number, (name, matrix) in enumerate(shown_ones):
         figure.add_trace(squares(matrix, largest, name, bar=True, visible=number == 0))
     few = len(numbers.names) <= BORDERS
@@ -171,38 +170,33 @@ def spectra(la: Laplace) -> Figure:
         >>> [trace.name for trace in pw.figures.spectra(la).data][:2]
         ['0.weight', '0.bias']
     """
-    go = graph_objects()
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     spectra = layer_spectra(la)
     largest = max(float(spectrum.values[0]) for spectrum in spectra)
     floor = max(1e-12 * largest, 1e-300)
     for number, spectrum in enumerate(spectra):
         kept = thin(len(spectrum.values))
         values = spectrum.values[kept].clamp(min=floor)
-        figure.add_trace(
-            go.Scatter(
-                x=(kept + 1).tolist(),
-                y=values.tolist(),
-                mode="lines+markers" if len(kept) <= 40 else "lines",
-                name=spectrum.name,
-                showlegend=len(spectra) <= NAMED,  # colours repeat if there are more
-                line={"color": style.colour(number), "dash": style.dash(number // len(style.COLOURS))},
-                marker={"symbol": style.symbol(number), "size": 6},
-                hovertemplate=f"{spectrum.name}: {len(spectrum.values)} weights, about {spectrum.determined:.1f} "
-                "determined by data<br>eigenvalue %{x}: %{y:.3g}<extra></extra>",
-            )
+        figure.add_scatter(
+            x=(kept + 1).tolist(),
+            y=values.tolist(),
+            mode="lines+markers" if len(kept) <= 40 else "lines",
+            name=spectrum.name,
+            showlegend=len(spectra) <= NAMED,  # colours repeat if there are more
+            line={"color": style.colour(number), "dash": style.dash(number // len(style.COLOURS))},
+            marker={"symbol": style.symbol(number), "size": 6},
+            hovertemplate=f"{spectrum.name}: {len(spectrum.values)} weights, about {spectrum.determined:.1f} "
+            "determined by data<br>eigenvalue %{x}: %{y:.3g}<extra></extra>",
         )
     if len(spectra) > NAMED:
         words = f"{len(spectra)} tensors, named under the pointer"
-        figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", line={"color": style.colour(0)}, name=words))
+        figure.add_scatter(x=[None], y=[None], mode="lines", line={"color": style.colour(0)}, name=words)
     priors = sorted({spectrum.prior for spectrum in spectra})
     for value in (priors[0], priors[-1]) if len(priors) > 1 else priors:
         figure.add_hline(y=value, line={"color": style.GREY, "dash": "dot", "width": 2})
-    figure.add_trace(
-        go.Scatter(
-            x=[None], y=[None], mode="lines", line={"color": style.GREY, "dash": "dot"},
-            name="prior precision" if len(priors) == 1 else "prior precision, least and largest",
-        )
+    figure.add_scatter(
+        x=[None], y=[None], mode="lines", line={"color": style.GREY, "dash": "dot"},
+        name="prior precision" if len(priors) == 1 else "prior precision, least and largest",
     )  # fmt: skip
     total = sum(spectrum.determined for spectrum in spectra)
     alt = (

@@ -55,11 +55,10 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
     numbers = summary_of(source)
     if not numbers.layers:
         raise PeewitError("The report has no variances by layer; give the posterior itself.")
-    go = graph_objects()
     layers = numbers.layers[:GROUPS]
     names = [layer.name for layer in layers]
     roots = [[math.sqrt(max(value, 0.0)) for value in layer.quantiles] for layer in layers]
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     texts = [
         f"{layer.name}{f', {layer.size:,} weights' if layer.size else ''}<br>half of their deviations between "
         f"{brief(deviations[1])} and {brief(deviations[3])}, the middle {brief(deviations[2])}"
@@ -73,20 +72,16 @@ def marginal_variances(source: Laplace | Summary | Results) -> Figure:
             x += [deviations[low], deviations[high], None]
             y += [tensor, tensor, None]
         line = {"color": BLUE, "width": width}
-        figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=name, line=line, hoverinfo="skip"))
-    middle = {
-        "x": [deviations[2] for deviations in roots],
-        "y": names,
-        "text": texts,
-        "hovertemplate": "%{text}<extra></extra>",
-    }
+        figure.add_scatter(x=x, y=y, mode="lines", name=name, line=line, hoverinfo="skip")
     dot = {"color": "white", "size": 8, "line": {"color": BLUE, "width": 2}}
-    figure.add_trace(go.Scatter(**middle, mode="markers", name="the middle one", marker=dot))
+    middle = {"x": [deviations[2] for deviations in roots], "y": names, "text": texts}
+    hover = "%{text}<extra></extra>"
+    figure.add_scatter(**middle, mode="markers", name="the middle one", marker=dot, hovertemplate=hover)
     known = [layer for layer in layers if math.isfinite(layer.prior)]
     mark = {"color": ORANGE, "symbol": "line-ns-open", "size": 14, "line": {"width": 3}}
     prior = {"x": [math.sqrt(layer.prior) for layer in known], "y": [layer.name for layer in known]}
     hover = "%{y}: prior deviation %{x:.3g}<extra></extra>"
-    figure.add_trace(go.Scatter(**prior, mode="markers", name="the prior's", marker=mark, hovertemplate=hover))
+    figure.add_scatter(**prior, mode="markers", name="the prior's", marker=mark, hovertemplate=hover)
     alt = (
         f"Posterior standard deviations of the weights of {len(layers)} tensors, as ranges on a logarithmic axis, "
         f"beside the prior's. The further to the left, the more the data say.{few(numbers.layers, 'tensors')}"
@@ -133,17 +128,14 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
         ends = [[1 / max(each.quantiles[p], 1e-300) for p in (4, 0)] if each else [math.nan] * 2 for each in shown]
     if not names:
         raise PeewitError("The report has no prior precisions; give the posterior itself.")
-    go = graph_objects()
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     for name, low, high in zip(names, before, after, strict=True):
         if math.isfinite(high):
             line = {"color": style.fade(GREY, 0.6), "width": 2}
-            figure.add_trace(
-                go.Scatter(x=[low, high], y=[name] * 2, mode="lines", line=line, showlegend=False, hoverinfo="skip")
-            )
+            figure.add_scatter(x=[low, high], y=[name] * 2, mode="lines", line=line, showlegend=False, hoverinfo="skip")
     mark = {"color": ORANGE, "symbol": "diamond", "size": 11}
     hover = "%{y}: prior precision %{x:.4g}<extra></extra>"
-    figure.add_trace(go.Scatter(x=before, y=names, mode="markers", name="prior", marker=mark, hovertemplate=hover))
+    figure.add_scatter(x=before, y=names, mode="markers", name="prior", marker=mark, hovertemplate=hover)
     if any(math.isfinite(value) for value in after):
         bars = {
             "type": "data", "symmetric": False, "color": BLUE, "thickness": 1.5,
@@ -152,11 +144,9 @@ def prior_posterior(source: Laplace | Summary | Results) -> Figure:
         }  # fmt: skip
         hover = "%{y}: posterior precision %{x:.4g} of the middle weight<extra></extra>"
         mark = {"color": BLUE, "size": 11}
-        figure.add_trace(
-            go.Scatter(
-                x=after, y=names, mode="markers", name="posterior, with 90 % of the weights", marker=mark, error_x=bars,
-                hovertemplate=hover,
-            )
+        figure.add_scatter(
+            x=after, y=names, mode="markers", name="posterior, with 90 % of the weights", marker=mark, error_x=bars,
+            hovertemplate=hover,
         )  # fmt: skip
     alt = (
         f"Prior and posterior precision of {len(names)} groups of weights on a logarithmic axis. The data say much "
@@ -189,19 +179,16 @@ def effective_dimensions(source: Laplace | Summary | Results) -> Figure:
     numbers = summary_of(source)
     if not numbers.dimensions:
         raise PeewitError("The report has no effective dimensions; give the posterior itself.")
-    go = graph_objects()
     names, values = list(numbers.groups[:GROUPS]), list(numbers.dimensions[:GROUPS])
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     if numbers.sizes:
         sizes = list(numbers.sizes[:GROUPS])
         look = {"color": style.fade(GREY, 0.35)}
         hover = "%{y}: %{x:,} weights<extra></extra>"
-        figure.add_trace(go.Bar(x=sizes, y=names, orientation="h", name="weights", marker=look, hovertemplate=hover))
+        figure.add_bar(x=sizes, y=names, orientation="h", name="weights", marker=look, hovertemplate=hover)
     hover = "%{y}: %{x:.4g} determined by data<extra></extra>"
     look = {"color": BLUE}
-    figure.add_trace(
-        go.Bar(x=values, y=names, orientation="h", name="determined by data", marker=look, hovertemplate=hover)
-    )
+    figure.add_bar(x=values, y=names, orientation="h", name="determined by data", marker=look, hovertemplate=hover)
     total = f" of {sum(numbers.sizes):,} weights" if numbers.sizes else ""
     alt = (
         f"Effective dimensions of {len(names)} groups of weights, in all {sum(numbers.dimensions):.1f}{total}: the "
@@ -213,9 +200,8 @@ def effective_dimensions(source: Laplace | Summary | Results) -> Figure:
     style.finish(figure, title, alt, x=x_name, height=height_for(len(names)))
     figure.update_layout(barmode="overlay")
     smallest = min([value for value in values if value > 0] or [1.0])
-    figure.update_xaxes(
-        **style.logarithmic([smallest / 2, *values, *numbers.sizes[:GROUPS]])
-    )  # a bar for the smallest too
+    # From below the smallest one, so that it has a bar too.
+    figure.update_xaxes(**style.logarithmic([smallest / 2, *values, *numbers.sizes[:GROUPS]]))
     style.category_rows(figure)
     return figure
 
@@ -238,9 +224,8 @@ def evidence_trace(source: Any) -> Figure:
         'How the prior was chosen'
     """
     values, objective, precisions, groups = steps_of(source)
-    go = graph_objects()
     two = bool(precisions)
-    figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.08) if two else go.Figure()
+    figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.08) if two else graph_objects().Figure()
     panel = {"row": 1, "col": 1} if two else {}
     pick = min if "nll" in objective.lower() else max
     finite = [number for number, value in enumerate(values) if math.isfinite(value)]
@@ -249,20 +234,17 @@ def evidence_trace(source: Any) -> Figure:
     line = {"color": BLUE, "width": 2.5}
     hover = f"step %{{x}}: {objective} %{{y:.6g}}<extra></extra>"
     mode = "lines+markers" if len(values) <= 60 else "lines"
-    trace = go.Scatter(x=numbers, y=list(values), mode=mode, name=objective, line=line, hovertemplate=hover)
-    figure.add_trace(trace, **panel)
+    figure.add_scatter(x=numbers, y=list(values), mode=mode, name=objective, line=line, hovertemplate=hover, **panel)
     mark = {"color": ORANGE, "symbol": "star", "size": 14}
-    figure.add_trace(
-        go.Scatter(x=[best], y=[values[best]], mode="markers", name="best", marker=mark, hoverinfo="name"), **panel
-    )
+    figure.add_scatter(x=[best], y=[values[best]], mode="markers", name="best", marker=mark, hoverinfo="name", **panel)
     for number, name in enumerate(groups[:TRACED] if two else ()):
         precision = [row[number] for row in precisions]
         look = {"color": style.colour(number + 2), "dash": style.dash(number)}
         hover = f"{name}: precision %{{y:.4g}}<extra></extra>"
-        trace = go.Scatter(
-            x=numbers, y=precision, mode="lines", name=f"precision, {name}", line=look, hovertemplate=hover
+        title = f"precision, {name}"
+        figure.add_scatter(
+            x=numbers, y=precision, mode="lines", name=title, line=look, hovertemplate=hover, row=2, col=1
         )
-        figure.add_trace(trace, row=2, col=1)
     alt = (
         f"The {objective} over {len(values)} steps of tuning, from {brief(values[0])} to {brief(values[best])} at its "
         f"best{', and the prior precisions at each step' if two else ''}."
@@ -271,12 +253,8 @@ def evidence_trace(source: Any) -> Figure:
     figure.update_yaxes(title_text=objective, **panel)
     figure.update_xaxes(title_text="step", row=2 if two else None, col=1 if two else None)
     if two:
-        figure.update_yaxes(
-            title_text="prior precision"
-            if len(precisions[0]) <= TRACED
-            else f"precision, {TRACED} of {len(precisions[0])}",
-            row=2,
-            col=1,
-            **style.logarithmic(value for row in precisions for value in row),
-        )
+        all_groups = len(precisions[0])
+        title = "prior precision" if all_groups <= TRACED else f"precision, {TRACED} of {all_groups}"
+        axis = style.logarithmic(value for row in precisions for value in row)
+        figure.update_yaxes(title_text=title, row=2, col=1, **axis)
     return figure

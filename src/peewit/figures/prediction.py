@@ -177,34 +177,29 @@ def regression_band(
         source, Band, band, data=data, extend=extend, points=points, level=level, output=output, memory=memory,
         progress=progress,
     )  # fmt: skip
-    go = graph_objects()
     x = numbers.x.tolist()
     around = x + x[::-1]
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     percent = f"{100 * numbers.level:g} %"
     for width, name, colour, opacity in (
         (numbers.total, f"{percent} of new observations", GREY, 0.3),
         (numbers.epistemic, f"{percent} for the mean itself", BLUE, 0.4),
     ):
         edge = (numbers.mean + width).tolist() + (numbers.mean - width).flip(0).tolist()
-        figure.add_trace(
-            go.Scatter(
-                x=around, y=edge, fill="toself", fillcolor=style.fade(colour, opacity), name=name, mode="lines",
-                line={"width": 0}, hoverinfo="skip",
-            )
+        figure.add_scatter(
+            x=around, y=edge, fill="toself", fillcolor=style.fade(colour, opacity), name=name, mode="lines",
+            line={"width": 0}, hoverinfo="skip",
         )  # fmt: skip
     hover = "at %{x:.3g}: %{y:.3g}<br>± %{customdata[0]:.3g} for the mean, ± %{customdata[1]:.3g} for new observations"
-    figure.add_trace(
-        go.Scatter(
-            x=x, y=numbers.mean.tolist(), mode="lines", name="mean", line={"color": BLUE, "width": 3},
-            customdata=torch.stack([numbers.epistemic, numbers.total], 1).tolist(),
-            hovertemplate=hover + "<extra></extra>",
-        )
+    figure.add_scatter(
+        x=x, y=numbers.mean.tolist(), mode="lines", name="mean", line={"color": BLUE, "width": 3},
+        customdata=torch.stack([numbers.epistemic, numbers.total], 1).tolist(),
+        hovertemplate=hover + "<extra></extra>",
     )  # fmt: skip
     mark = {"color": ORANGE, "size": 6, "opacity": 0.8}
     coordinates = {"x": numbers.points[0].tolist(), "y": numbers.points[1].tolist()}
     hover = "data: (%{x:.3g}, %{y:.3g})<extra></extra>"
-    figure.add_trace(go.Scatter(**coordinates, mode="markers", name="data", marker=mark, hovertemplate=hover))
+    figure.add_scatter(**coordinates, mode="markers", name="data", marker=mark, hovertemplate=hover)
     alt = (
         "Predictions over one input, with the data. The inner band is the uncertainty of the mean, which grows away "
         f"from the data; the outer band adds the noise and should hold {percent} of new observations."
@@ -306,40 +301,35 @@ def decision_map(
     numbers = style.numbers_of(
         source, Map, decisions, data=data, extend=extend, points=points, memory=memory, progress=progress
     )
-    go = graph_objects()
     names = [str(each) for each in classes] if classes else [f"class {number}" for number in range(numbers.classes)]
     if len(names) != numbers.classes:
         raise PeewitError(f"classes has {len(names)} names, and the network {numbers.classes} classes.")
     class_titles = {f"probability of class {number}": f"probability of {name}" for number, name in enumerate(names)}
     titles = [style.literal(class_titles.get(name, name)) for name in numbers.layers]
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     for number, (key, values) in enumerate(numbers.layers.items()):
         name = titles[number]
         shares = key in class_titles or key.startswith("confidence")
         low = 1 / numbers.classes if shares and key not in class_titles else 0.0
         high = 1.0 if shares else max(float(values.max()), 1e-12)
-        figure.add_trace(
-            go.Heatmap(
-                x=numbers.a.tolist(), y=numbers.b.tolist(), z=style.short_lists(values, 4),
-                zmin=low, zmax=high, name=name, visible=number == 0, zsmooth="best", colorscale=style.SEQUENTIAL,
-                reversescale=not shares, colorbar=style.bar("" if shares else "nats"),
-                hovertemplate=f"{name}: %{{z:.3f}}<br>at (%{{x:.3g}}, %{{y:.3g}})<extra></extra>",
-            )
+        figure.add_heatmap(
+            x=numbers.a.tolist(), y=numbers.b.tolist(), z=style.short_lists(values, 4),
+            zmin=low, zmax=high, name=name, visible=number == 0, zsmooth="best", colorscale=style.SEQUENTIAL,
+            reversescale=not shares, colorbar=style.bar("" if shares else "nats"),
+            hovertemplate=f"{name}: %{{z:.3f}}<br>at (%{{x:.3g}}, %{{y:.3g}})<extra></extra>",
         )  # fmt: skip
     for number, name in enumerate(names):
         members = numbers.points[0][numbers.points[1] == number]
         mark = {"color": style.colour(number), "symbol": style.symbol(number), "size": 8}
         mark["line"] = {"color": "white", "width": 1}
-        figure.add_trace(
-            go.Scatter(
-                x=members[:, 0].tolist(),
-                y=members[:, 1].tolist(),
-                mode="markers",
-                name=style.literal(name),
-                marker=mark,
-                hoverinfo="name",
-                showlegend=len(names) <= NAMED,
-            )
+        figure.add_scatter(
+            x=members[:, 0].tolist(),
+            y=members[:, 1].tolist(),
+            mode="markers",
+            name=style.literal(name),
+            marker=mark,
+            hoverinfo="name",
+            showlegend=len(names) <= NAMED,
         )
     number = len(numbers.layers)
     choices = [

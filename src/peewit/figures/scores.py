@@ -72,9 +72,8 @@ def reliability(*scores: MethodScores) -> Figure:
     if not shown:
         raise PeewitError("None of the scores has a reliability curve: they are for numbers, not for classes; use pit.")
     figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.75, 0.25])
-    go = graph_objects()
     ideal = {"color": GREY, "dash": "dot"}
-    figure.add_trace(go.Scatter(x=[0, 1], y=[0, 1], mode="lines", name="ideal", line=ideal, hoverinfo="name"), 1, 1)
+    figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", name="ideal", line=ideal, hoverinfo="name", row=1, col=1)
     gaps = []
     for number, method in enumerate(shown):
         bins = method.reliability
@@ -90,16 +89,15 @@ def reliability(*scores: MethodScores) -> Figure:
             "<br>mean confidence %{x:.3f}, right %{y:.3f} of the time<extra></extra>"
         )
         group = {"name": method.name, "legendgroup": method.name}
-        figure.add_trace(
-            go.Scatter(x=x, y=y, customdata=rows, mode="lines+markers", hovertemplate=hover, **group, **look(number)),
-            1, 1,
-        )  # fmt: skip
+        figure.add_scatter(
+            x=x, y=y, customdata=rows, mode="lines+markers", hovertemplate=hover, **group, **look(number), row=1, col=1
+        )
         middles = [(bins.edges[number] + bins.edges[number + 1]) / 2 for number in range(len(bins.count))]
         bars = [count / total for count in bins.count]
         hover = f"{method.name}<br>%{{y:.1%}} of predictions<extra></extra>"
         colour = style.fade(style.colour(number), 0.65)
-        figure.add_trace(
-            go.Bar(x=middles, y=bars, marker={"color": colour}, showlegend=False, hovertemplate=hover, **group), 2, 1
+        figure.add_bar(
+            x=middles, y=bars, marker={"color": colour}, showlegend=False, hovertemplate=hover, **group, row=2, col=1
         )
     alt = (
         "Accuracy against confidence, in bins, and below the share of predictions in each bin. Below the dotted "
@@ -130,8 +128,7 @@ def risk_coverage(*scores: MethodScores) -> Figure:
         >>> [trace.name for trace in pw.figures.risk_coverage(*report.methods).data]
         ['Laplace', 'Plain network']
     """
-    go = graph_objects()
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     kinds = set()
     for number, method in enumerate(require_scores(scores, "risk_coverage")):
         curve = method.risk_coverage
@@ -139,8 +136,8 @@ def risk_coverage(*scores: MethodScores) -> Figure:
         kinds.add(risk)
         hover = f"{method.name}<br>surest %{{x:.0%}} kept: {risk} %{{y:.4g}}<extra></extra>"
         line = look(number)["line"]
-        figure.add_trace(
-            go.Scatter(x=list(curve.x), y=list(curve.y), mode="lines", name=method.name, line=line, hovertemplate=hover)
+        figure.add_scatter(
+            x=list(curve.x), y=list(curve.y), mode="lines", name=method.name, line=line, hovertemplate=hover
         )
     alt = (
         "Error among the surest predictions against the share that is kept, for "
@@ -186,8 +183,7 @@ def shift_curves(report: Results, kind: VariationKind = "shifts", metric: str | 
         raise PeewitError(f"The report has no {kind}; evaluate with {kind}=...")
     wanted = known[0] if metric is None else metric
     check_name(wanted, known, "metric")
-    go = graph_objects()
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     owners: list[str] = []
     order = {scores.name: number for number, scores in enumerate(report.methods)}
     for name, shifts in shifts_by_name.items():
@@ -246,22 +242,18 @@ def pit(*scores: MethodScores) -> Figure:
     shown = [method for method in require_scores(scores, "pit") if method.pit is not None]
     if not shown:
         raise PeewitError("None of the scores has quantiles: they are for classes, not for numbers; use reliability.")
-    go = graph_objects()
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     for number, method in enumerate(shown):
         shares = list(method.pit or ())
         size = 1 / len(shares)
         line = {**look(number)["line"], "shape": "hv"}
-        figure.add_trace(
-            go.Scatter(
-                x=[edge * size for edge in range(len(shares) + 1)],
-                y=[share / size for share in [*shares, shares[-1]]],
-                mode="lines",
-                name=method.name,
-                line=line,
-                hovertemplate=f"{method.name}<br>from quantile %{{x:.2f}} on: %{{y:.2f}} times its share"
-                "<extra></extra>",
-            )
+        figure.add_scatter(
+            x=[edge * size for edge in range(len(shares) + 1)],
+            y=[share / size for share in [*shares, shares[-1]]],
+            mode="lines",
+            name=method.name,
+            line=line,
+            hovertemplate=f"{method.name}<br>from quantile %{{x:.2f}} on: %{{y:.2f}} times its share<extra></extra>",
         )
     figure.add_hline(y=1.0, line={"color": GREY, "dash": "dot"})
     alt = (
@@ -296,22 +288,19 @@ def compare(report: Results, metric: str) -> Figure:
     style.expect_report(report)
     known = list(dict.fromkeys(name for method in report.methods for name in method.metrics))
     check_name(metric, known, "metric")
-    go = graph_objects()
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     shown = [method for method in report.methods if metric in method.metrics]
     for number, method in enumerate(shown):
         value = method.metrics[metric]
-        figure.add_trace(
-            go.Scatter(
-                x=[value.value],
-                y=[method.name],
-                error_x=whiskers([value]),
-                mode="markers",
-                name=method.name,
-                showlegend=False,
-                hovertemplate=f"{method.name}<br>{method.description}<br>{with_interval(value)}<extra></extra>",
-                marker={"color": style.colour(number), "symbol": style.symbol(number), "size": 12},
-            )
+        figure.add_scatter(
+            x=[value.value],
+            y=[method.name],
+            error_x=whiskers([value]),
+            mode="markers",
+            name=method.name,
+            showlegend=False,
+            hovertemplate=f"{method.name}<br>{method.description}<br>{with_interval(value)}<extra></extra>",
+            marker={"color": style.colour(number), "symbol": style.symbol(number), "size": 12},
         )
     kind = catalogue.describe(metric)
     words = kind.phrase

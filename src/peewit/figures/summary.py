@@ -15,6 +15,7 @@ from .curvature import own_sizes
 
 if TYPE_CHECKING:
     from ..metrics.results import Results
+    from ..posterior.evidence import Evidence
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 TRACED = 8  # groups whose precisions are drawn over the steps of tuning
@@ -44,36 +45,45 @@ class Summary:
 @entry_point
 def summary(la: Laplace) -> Summary:
     """The numbers of a posterior."""
-    groups = [str(name) for name in la.prior.names(la.space)]
-    precision = la.prior.precision.detach().double().flatten().cpu().expand(len(groups)).tolist()
-    dimensions = la.evidence().effective_dimensions.tolist()
-    sizes = [int(size) for size in la.prior.stretches(la.space).sizes.tolist()]
-    variance = la.precision.variance().detach().double().cpu()
-    prior = 1 / la.prior.delta(la.space, la.weights).detach().double().cpu()
-    levels = torch.tensor(LEVELS, dtype=torch.float64)
-    layers, start = [], 0
-    for name, size in own_sizes(la).items():
-        elements = slice(start, start + size)
-        at_levels = quantiles(variance[elements], levels)
-        layers.append(Layer(name, size, tuple(at_levels), float(prior[elements].mean())))
-        start += size
-    return Summary(
-        groups=tuple(groups),
-        precisions=tuple(precision),
-        dimensions=tuple(dimensions),
-        sizes=tuple(sizes),
-        layers=tuple(layers),
-    )
+    return summary_in({**group_numbers(la, la.evidence()), "layers": layer_numbers(la)})
 
 
-def quantiles(values: torch.Tensor, levels: torch.Tensor) -> list[float]:
-    """Interpolated quantiles of any number of values (`torch.quantile` takes at most 16 million)."""
+def group_numbers(la: Laplace, evidence: Evidence) -> dict[str, Any]:
+    """Numbers of the prior's groups, by the names that reports use."""
+    dimensions = evidence.effective_dimensions
+    return {
+        "groups": list(evidence.groups),
+        "prior_precision": la.prior.precision.detach().double().cpu().reshape(-1).expand(len(dimensions)).tolist(),
+        "effective_dimensions": dimensions.tolist(),
+        "group_weights": [int(size) for size in la.prior.stretches(la.space).sizes.tolist()],
+    }
+
+
+def layer_numbers(la: Laplace, most: int | None = None) -> list[dict[str, Any]]:
+    """Posterior and prior variances of each tensor, by the names that reports use; quantiles of `most` weights."""
+    with torch.no_grad():
+        variance = la.precision.variance().double().cpu()
+        prior = la.prior.delta(la.space, la.weights).detach().double().reciprocal().cpu().expand_as(variance)
+    sizes = own_sizes(la)
+    parts = [*sizes.values()]
+    return [
+        {
+            "name": name,
+            "weights": len(posterior),
+            "prior_variance": float(prior_part.mean()),
+            "variance_mean": float(posterior.mean()),
+            "variance_quantiles": quantiles(posterior[:: 1 if most is None else -(-len(posterior) // most)]),
+        }
+        for name, posterior, prior_part in zip(sizes, variance.split(parts), prior.split(parts), strict=True)
+    ]
+
+
+def quantiles(values: torch.Tensor) -> list[float]:
+    """Quantiles at `LEVELS` of any number of values (`torch.quantile` takes at most 16 million)."""
     ordered = values.sort().values
-    places = levels * (len(ordered) - 1)
-    low = places.floor().long()
-    high = places.ceil().long()
-    between = ordered[low] + (places - low) * (ordered[high] - ordered[low])
-    return [float(value) for value in between]
+    places = torch.tensor(LEVELS, dtype=torch.float64, device="cpu") * (len(ordered) - 1)
+    between: list[float] = ordered[places.long()].lerp(ordered[places.ceil().long()], places.frac()).tolist()
+    return between
 
 
 def summary_of(source: Laplace | Summary | Results) -> Summary:

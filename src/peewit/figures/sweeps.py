@@ -45,17 +45,14 @@ def sweep(source: Any, metric: str | None = None) -> Figure:
     first = source.metric if metric is None else metric
     check_name(first, known, "metric")
     order = [first, *(name for name in known if name != first)]
-    go = graph_objects()
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     for number, name in enumerate(order):
         figure.add_trace(settings_trace(points, name, number == 0))
     best, chosen = source.best, source.metric
     mark = {"color": ORANGE, "size": 26, "symbol": "circle-open", "line": {"width": 4}}
-    figure.add_trace(
-        go.Scatter(
-            x=[best.data_weight], y=[best.prior_precision], mode="markers", name=f"best {short(chosen)}", marker=mark,
-            hoverinfo="skip",
-        )
+    figure.add_scatter(
+        x=[best.data_weight], y=[best.prior_precision], mode="markers", name=f"best {short(chosen)}", marker=mark,
+        hoverinfo="skip",
     )  # fmt: skip
     choices = [(short(name), [other == name for other in order] + [True]) for name in order]
     value = best.metrics[chosen]

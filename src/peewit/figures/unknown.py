@@ -56,12 +56,11 @@ def uncertainty_histogram(scores: MethodScores, score: str | None = None, bins: 
     known = sorted({name for each in scores.uncertainty.values() for name in each})
     if not by_data:
         raise PeewitError(f"score={score!r} is unknown here; {nearest(str(score), known)}Known: {', '.join(known)}.")
-    go = graph_objects()
     finite = {name: [value for value in values if math.isfinite(value)] for name, values in by_data.items()}
     all_values = [value for values in finite.values() for value in values] or [0.0]
     low, high = min(0.0, *all_values), max(all_values)
     width = (high - low) / bins or 1.0
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     medians = []
     words = SCORES.get(score, score.replace("_", " "))
     for number, (name, values) in enumerate(finite.items()):
@@ -69,11 +68,9 @@ def uncertainty_histogram(scores: MethodScores, score: str | None = None, bins: 
         medians.append(f"{name} {brief(sorted(values)[len(values) // 2]) if values else 'none'}")
         hover = f"{style.literal(name)}: %{{y:.1%}} from %{{x:.3g}} on<extra></extra>"
         line = {"color": style.colour(number), "dash": style.dash(number), "width": 2.5, "shape": "hv"}
-        figure.add_trace(
-            go.Scatter(
-                x=edges, y=[*shares, shares[-1]], mode="lines", name=style.literal(name), fill="tozeroy", line=line,
-                hovertemplate=hover, fillcolor=style.fade(style.colour(number), 0.25),
-            )
+        figure.add_scatter(
+            x=edges, y=[*shares, shares[-1]], mode="lines", name=style.literal(name), fill="tozeroy", line=line,
+            hovertemplate=hover, fillcolor=style.fade(style.colour(number), 0.25),
         )  # fmt: skip
     alt = f"Histograms of {words} by {scores.name}, one per data set. Medians: {style.join(medians)}."
     style.finish(figure, f"How unsure: {scores.name}", alt, x=words, y="share of inputs")
@@ -106,7 +103,6 @@ def detection(*scores: MethodScores) -> Figure:
         >>> [trace.name for trace in pw.figures.detection(*report.methods).data][:2]
         ['confidence', 'entropy']
     """
-    go = graph_objects()
     kinds = list(
         dict.fromkeys(
             kind
@@ -118,7 +114,7 @@ def detection(*scores: MethodScores) -> Figure:
     sets = list(dict.fromkeys(name for method in scores for name in method.detection))
     if not kinds:
         raise PeewitError("None of the scores has unknown inputs; evaluate with ood={'name': inputs}.")
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     best: tuple[float, str] = (-1.0, "")
     several = len(sets) > 1
     for number, kind in enumerate(kinds):
@@ -136,18 +132,16 @@ def detection(*scores: MethodScores) -> Figure:
             f"<br>AUPR {with_interval(value.aupr)}<br>wrongly alarmed at 95 % caught {with_interval(value.fpr95)}"
             for _, value, name in rows
         ]
-        figure.add_trace(
-            go.Scatter(
-                y=[f"{method}<br>{style.literal(name)}" if several else method for method, _, name in rows],
-                x=[value.auroc.value for _, value, _ in rows],
-                error_x=whiskers([value.auroc for _, value, _ in rows]),
-                mode="markers",
-                orientation="h",
-                name=score,
-                text=texts,
-                hovertemplate="%{text}<extra></extra>",
-                marker={"color": style.colour(number), "symbol": style.symbol(number), "size": 10},
-            )
+        figure.add_scatter(
+            y=[f"{method}<br>{style.literal(name)}" if several else method for method, _, name in rows],
+            x=[value.auroc.value for _, value, _ in rows],
+            error_x=whiskers([value.auroc for _, value, _ in rows]),
+            mode="markers",
+            orientation="h",
+            name=score,
+            text=texts,
+            hovertemplate="%{text}<extra></extra>",
+            marker={"color": style.colour(number), "symbol": style.symbol(number), "size": 10},
         )
     figure.add_vline(x=0.5, line={"color": GREY, "dash": "dot"})
     alt = (

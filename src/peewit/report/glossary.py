@@ -15,10 +15,7 @@ TERMS: dict[str, tuple[str, str]] = {
         "equally sure. It is never quite zero, since bins are finite.",
         CLASSES,
     ),
-    "Confidence": (
-        "The probability that a method gives to the class it predicts.",
-        CLASSES,
-    ),
+    "Confidence": ("The probability that a method gives to the class it predicts.", CLASSES),
     "Laplace approximation": (
         "A Gaussian distribution over the network's weights, centred at the trained ones. It is wide where the "
         "training data say little. Predictions are averaged over it.",
@@ -56,19 +53,13 @@ TERMS: dict[str, tuple[str, str]] = {
         "calibrated predictions all shares are equally frequent.",
         NUMBERS,
     ),
-    "Entropy": (
-        "How spread a prediction is over the classes: zero where one class has all the probability.",
-        CLASSES,
-    ),
+    "Entropy": ("How spread a prediction is over the classes: zero where one class has all the probability.", CLASSES),
     "Epistemic uncertainty": (
         "Uncertainty about the weights, which more training data would reduce. Mutual information and epistemic "
         "variance measure it.",
         BOTH,
     ),
-    "Aleatoric uncertainty": (
-        "Uncertainty that no amount of data removes: noise, or classes that look alike.",
-        BOTH,
-    ),
+    "Aleatoric uncertainty": ("Uncertainty that no amount of data removes: noise, or classes that look alike.", BOTH),
     "AUROC": (
         "In pairs of a known and an unknown input: how often the unknown one is the more uncertain one. 50 % is "
         "chance, 100 % is perfect.",
@@ -93,14 +84,8 @@ TERMS: dict[str, tuple[str, str]] = {
         "Dividing all outputs by one number, chosen on validation data: the simplest way to correct confidence.",
         CLASSES,
     ),
-    "Prior precision": (
-        "How strongly the prior holds weights near zero, as 1 / variance.",
-        BOTH,
-    ),
-    "Effective dimensions": (
-        "The number of weights that the data determine, rather than the prior.",
-        BOTH,
-    ),
+    "Prior precision": ("How strongly the prior holds weights near zero, as 1 / variance.", BOTH),
+    "Effective dimensions": ("The number of weights that the data determine, rather than the prior.", BOTH),
     "Log evidence": (
         "The log probability of the training data under network and prior, averaged over all weights. It "
         "balances fit against complexity, and is used to choose the prior.",

@@ -98,9 +98,7 @@ def bars(report: Results) -> Iterator[Plot]:
 
 
 def by_method(
-    methods: Sequence[MethodScores],
-    draw: Callable[..., Figure],
-    numbers: Callable[[Sequence[MethodScores]], Markup],
+    methods: Sequence[MethodScores], draw: Callable[..., Figure], numbers: Callable[[Sequence[MethodScores]], Markup]
 ) -> tuple[Variant, ...]:
     """A figure of all methods, and one of each."""
     alone = [variant(method.name, draw(method), numbers([method])) for method in methods]
@@ -187,9 +185,7 @@ def histograms(report: Results) -> Iterator[Plot]:
         for name in sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
             variants.append(
                 variant(
-                    f"{method.name}, {score(name)}",
-                    figures.uncertainty_histogram(method, name),
-                    spreads(method, name),
+                    f"{method.name}, {score(name)}", figures.uncertainty_histogram(method, name), spreads(method, name)
                 )
             )
     if variants and any(set(method.uncertainty) - {"test"} for method in report.methods):

@@ -47,10 +47,7 @@ def methods(report: Results, *figures: Markup) -> Markup:
     rest = [name for name in names if name not in main]
     count = examples(report)
     over = f" on {count:,} test input{'s' if count > 1 else ''}" if count else ""
-    parts: list[Any] = [
-        element("p", LEGEND),
-        scores_table(f"Methods{over}", report.methods, main),
-    ]
+    parts: list[Any] = [element("p", LEGEND), scores_table(f"Methods{over}", report.methods, main)]
     if rest:
         parts.append(fold("More measures", scores_table(f"More measures{over}", report.methods, rest)))
     described = [
