@@ -37,7 +37,7 @@ GROUPS = {
     "Curvature": ("Auto", "GGN", "MonteCarlo", "Empirical", "Hessian"),
     "Weights": ("Subnetwork",),
     "Predictions": ("Prediction", "Classes", "Binary", "Regression", "Mixture", "Outputs", "Functional"),
-    "Evaluate": ("evaluate", "Report", "sweep", "Sweep", "validation_nll"),
+    "Evaluate": ("evaluate", "Report", "recommend", "Recommendation", "sweep", "Sweep", "validation_nll"),
 }
 WARNINGS = ("RoundingWarning", "TuningWarning")
 EXTRAS = {

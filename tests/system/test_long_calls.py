@@ -66,6 +66,7 @@ CALLS: dict[str, Call] = {
 }
 WITHOUT_PASSES: dict[str, Call] = {
     "tune": lambda la, **o: la.tune(**o).prior.precision,
+    "recommend": lambda la, **o: pw.recommend(la.model, (X, Y), "classification", **o).posterior.prior.precision,
     "tune on a grid": lambda la, **o: la.tune("grid", grid=[0.1, 1.0, 10.0], **o).prior.precision,
 }
 
