@@ -241,7 +241,7 @@ def check_used(model: nn.Module, selected: Space, used: Space) -> None:
         if owner in kept:
             warn(
                 f"{name} has no gradient, and beside it {kept[owner]!r} holds a tensor: if that was computed from it "
-                f"in an earlier pass, the weight counts as fixed. {CLEAR}",
+                f"in an earlier pass, the weight counts as fixed. {CLEAR}"
             )
             return
 

@@ -35,8 +35,7 @@ EVALUATE = examples(
     "peewit evaluate -m networks:lenet -w lenet.safetensors -l classification --test test/  (the network alone)",
 )
 REPORT = examples(
-    "peewit report report.json -o report.html",
-    "peewit report -c run.toml -p posterior.safetensors --test test.npz",
+    "peewit report report.json -o report.html", "peewit report -c run.toml -p posterior.safetensors --test test.npz"
 )
 COMPARE = examples(
     "peewit compare kron.safetensors diag.safetensors full.safetensors -c run.toml --test test.npz",

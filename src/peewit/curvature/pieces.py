@@ -116,11 +116,7 @@ class Pieces:
 
 
 def labelled_outputs(
-    model: nn.Module,
-    pieces: Iterable[tuple[Inputs, Tensor]],
-    likelihood: Likelihood,
-    form: Form | None,
-    watch: Watch,
+    model: nn.Module, pieces: Iterable[tuple[Inputs, Tensor]], likelihood: Likelihood, form: Form | None, watch: Watch
 ) -> Iterator[tuple[Inputs, Tensor, Labelled]]:
     """Inputs, the network's outputs with their graph, and labels: of batches that `watch` counts, or parts of them."""
     seen = 0

@@ -82,13 +82,7 @@ class Subject:
         model = unwrap(source)
         device = device_of(model)
         return Subject(
-            la=None,
-            model=model,
-            likelihood=family,
-            form=None,
-            predict={},
-            device=device,
-            budget=budget(memory, device),
+            la=None, model=model, likelihood=family, form=None, predict={}, device=device, budget=budget(memory, device)
         )
 
     @property

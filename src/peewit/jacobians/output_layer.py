@@ -46,8 +46,7 @@ class OutputLayerJacobian:
         groups, positions, _ = order.shape
         if acts.constant:
             acts = replace(
-                acts,
-                make=lambda chosen: like.new_ones(()).expand(len(range(examples)[chosen]), groups, positions, 1),
+                acts, make=lambda chosen: like.new_ones(()).expand(len(range(examples)[chosen]), groups, positions, 1)
             )
         return OutputLayerJacobian(
             acts=acts,

@@ -51,7 +51,7 @@ def attempt(compute: Callable[[], Made]) -> Made | None:
         broken.append(f"{type(error).__name__}: {error}")
         warn(
             f"The fused GPU kernels do not run here ({type(error).__name__}: {str(error)[:200]}); slower ones are "
-            "used. The numbers are the same.",
+            "used. The numbers are the same."
         )
         return None
 

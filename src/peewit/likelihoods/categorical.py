@@ -120,7 +120,7 @@ class Categorical(Likelihood):
                 warn(
                     f"classification: outputs {shape} and labels {tuple(y.shape)} fit with the classes on axis 1, "
                     f"where torch.nn.CrossEntropyLoss has them, and on axis {axis}, which is taken; say which with "
-                    "Categorical(axis=...).",
+                    "Categorical(axis=...)."
                 )
         if axis is None or axis not in fitting:
             raise PeewitError(

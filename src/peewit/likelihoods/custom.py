@@ -133,7 +133,7 @@ class Custom(Likelihood):
         if bool((values.detach() < -NEGATIVE * values.detach().abs().max()).any()):
             warn(
                 "The energy of the custom likelihood is not convex in the outputs: negative eigenvalues of its Hessian "
-                f"(down to {float(values.detach().min()):.3g}) are set to zero.",
+                f"(down to {float(values.detach().min()):.3g}) are set to zero."
             )
         root: Tensor = vectors * values.clamp(min=0).sqrt()[..., None, :]
         return root[..., probes]

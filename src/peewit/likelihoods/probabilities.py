@@ -41,7 +41,7 @@ def warn_of_probabilities(likelihood: Likelihood, f: Tensor, node: Any) -> None:
     if seen:
         warn(
             f"{type(likelihood).__name__}: {seen}. These look like probabilities; logits are expected, of which the "
-            f"{function} is taken here. {advice}",
+            f"{function} is taken here. {advice}"
         )
 
 

@@ -20,16 +20,7 @@ from ..runtime.arithmetic import use_precision
 from .objective import Target, norm
 from .plane import Terms, descend, energy_terms
 from .stiff_directions import Candidate, Directions
-from .stopping import (
-    MORE,
-    SolverLog,
-    Stopping,
-    add_facts,
-    check_finite,
-    check_transpose,
-    energy_and_size,
-    rounding,
-)
+from .stopping import MORE, SolverLog, Stopping, add_facts, check_finite, check_transpose, energy_and_size, rounding
 from .walk import Walk
 
 REFRESH = 50  # steps after which the outputs are made anew from the weights: roundings add up

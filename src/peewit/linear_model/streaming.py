@@ -16,15 +16,7 @@ from torch import Tensor
 from ..likelihoods import score
 from .objective import Target, norm
 from .plane import Terms, energy_terms
-from .stopping import (
-    SolverLog,
-    Stopping,
-    add_facts,
-    check_finite,
-    check_transpose,
-    energy_and_size,
-    rounding,
-)
+from .stopping import SolverLog, Stopping, add_facts, check_finite, check_transpose, energy_and_size, rounding
 from .walk import Walk
 
 HALVINGS = 30

@@ -104,11 +104,7 @@ Arguments = ParamSpec("Arguments")
 @contextmanager
 def outside_caller_modes() -> Iterator[None]:
     """Outside of inference mode and autocast."""
-    with (
-        torch.inference_mode(False),
-        torch.autocast("cpu", enabled=False),
-        torch.autocast("cuda", enabled=False),
-    ):
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         yield
 
 

@@ -153,7 +153,7 @@ def _spreads(network: Network, la: PosteriorState, x: Inputs, mean: Tensor, seed
     warn(
         f"Covariances of {mean[0].numel()} outputs per example are estimated from {SAMPLES} samples, with a relative "
         f"error of about {math.sqrt(2 / SAMPLES):.0%}. They are exact up to {EXACT_OUTPUTS} outputs, and for variances "
-        "where the last layer alone is uncertain (weights='last_layer').",
+        "where the last layer alone is uncertain (weights='last_layer')."
     )
     generator = torch.Generator(la.weights.device).manual_seed(seed)
     form = network.form(mean)

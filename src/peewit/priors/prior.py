@@ -237,12 +237,7 @@ class Prior:
     @staticmethod
     @spelled
     def scale_invariant(
-        model: nn.Module,
-        data: Any,
-        *,
-        merge: bool = False,
-        precision: Number | list[float] = 1.0,
-        mean: Number = 0.0,
+        model: nn.Module, data: Any, *, merge: bool = False, precision: Number | list[float] = 1.0, mean: Number = 0.0
     ) -> Prior:
         """One precision per parameter tensor, with the sets of tensors whose common scale changes no output.
 

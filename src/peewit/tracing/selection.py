@@ -129,7 +129,7 @@ def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, .
         warn(
             f"weights='last_layer' takes {', '.join(weights)}; {', '.join(others)} also reaches the output, without "
             f"passing through that layer, and is held fixed. Name the weights that are meant, such as "
-            f"weights={[*weights, *others]}.",
+            f"weights={[*weights, *others]}."
         )
     return weights
 
@@ -153,7 +153,7 @@ def select(
         warn(
             f"{', '.join(hooked)} has a hook that may change its gradient in training; the posterior is of the "
             "network's own derivatives, without it. Where the hook holds elements fixed, leave them out by a mask, "
-            f"weights={{{hooked[0]!r}: ...}}.",
+            f"weights={{{hooked[0]!r}: ...}}."
         )
     return space
 

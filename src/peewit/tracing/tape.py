@@ -239,13 +239,7 @@ class Tape:
             jacobians.update(merge(name, contributions, self._size(name), self.budget, self.create_graph))
         if self.reached_generic:
             rows = generic_rows(
-                self.model,
-                self.inputs,
-                self.reached_generic,
-                probes,
-                self.budget,
-                self.learner,
-                self.create_graph,
+                self.model, self.inputs, self.reached_generic, probes, self.budget, self.learner, self.create_graph
             )
             self.learner.note_generic_rules(rows)
             for name, value in rows.items():

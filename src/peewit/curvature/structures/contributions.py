@@ -52,12 +52,7 @@ def counted_positions(term: Term, masked: Tensor | None, alive: Tensor | None) -
 
 
 def add_gradients(
-    sums: KronSums,
-    key: Key,
-    matrix: Matrix,
-    reduced: bool,
-    products: Products,
-    dtype_of: DtypeOf = plainly,
+    sums: KronSums, key: Key, matrix: Matrix, reduced: bool, products: Products, dtype_of: DtypeOf = plainly
 ) -> None:
     """`sum g g^T` over probes, examples and positions (summed over positions first when reduced)."""
     sums.layouts.setdefault(key, matrix.layout)
@@ -96,12 +91,7 @@ def _factors(sums: KronSums, key: Key, flipped: bool, matrix: Matrix, like: Tens
 
 
 def add_inputs(
-    sums: KronSums,
-    key: Key,
-    matrix: Matrix,
-    weights: list[Tensor | None],
-    reduced: bool,
-    dtype_of: DtypeOf = plainly,
+    sums: KronSums, key: Key, matrix: Matrix, weights: list[Tensor | None], reduced: bool, dtype_of: DtypeOf = plainly
 ) -> None:
     """`sum a a^T` over examples and counted positions (averaged over positions first when reduced)."""
     for flipped in {term.flipped for term in matrix.terms}:
@@ -137,8 +127,7 @@ def _add_expanded(factors: KronFactors, matrix: Matrix, term: Term, weight: Tens
         if weight is not None:
             act = act * weight[chosen, None, :, None]
         factors.inputs = add_to(
-            factors.inputs,
-            outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]), matrix.budget, dtype),
+            factors.inputs, outer(act.transpose(0, 1).reshape(groups, -1, act.shape[-1]), matrix.budget, dtype)
         )
 
 
@@ -172,10 +161,7 @@ def _add_moments(factors: KronFactors, acts: Acts, moments: InputMoments, matrix
 
 
 def _add_reduced(
-    factors: KronFactors,
-    matrix: Matrix,
-    uses: list[tuple[Term, Tensor | None]],
-    dtype: torch.dtype,
+    factors: KronFactors, matrix: Matrix, uses: list[tuple[Term, Tensor | None]], dtype: torch.dtype
 ) -> None:
     """All uses' positions are averaged together, per example."""
     examples, groups = matrix.examples, matrix.layout.matrix[0]

@@ -52,10 +52,7 @@ def sides(by_orientation: dict[bool, KronFactors]) -> tuple[Tensor, Tensor]:
     strengths = [trace(columns) * size for (_, columns), size in zip(pairs, traces, strict=True)]
     total = (strengths[0] + strengths[1]).clamp(min=tiny)
     shares = [strength / total / size for strength, size in zip(strengths, traces, strict=True)]
-    return (
-        blend([rows for rows, _ in pairs], shares),
-        blend([columns for _, columns in pairs], traces),
-    )
+    return (blend([rows for rows, _ in pairs], shares), blend([columns for _, columns in pairs], traces))
 
 
 def blend(parts: list[Tensor], weights: list[Tensor]) -> Tensor:
