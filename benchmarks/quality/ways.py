@@ -230,7 +230,8 @@ class LaplaceTorch(WayOptions):
         if classes:
             posterior.optimize_prior_precision()
         else:  # its regression example: precision and noise by the marginal likelihood
-            log_prior, log_noise = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+            device = case.parts.train[0].device
+            log_prior, log_noise = (torch.zeros(1, device=device, requires_grad=True) for _ in range(2))
             optimizer = torch.optim.Adam([log_prior, log_noise], lr=0.1)
             for _ in range(200):
                 optimizer.zero_grad()

@@ -1,0 +1,156 @@
+"""The page and its figures from the files alone: `python -m benchmarks.quality.page --markdown docs/quality.md`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.quality import overview, sections
+from benchmarks.quality.board import Board
+from benchmarks.quality.cells import halves
+from benchmarks.quality.goals import GOALS
+from benchmarks.quality.store import RESULTS
+from benchmarks.tables import Table, markdown
+
+FINDINGS = Path(__file__).with_name("findings.md")  # written by hand
+WORDS = {True: "met", False: "**missed**", None: ""}
+INTRODUCTION = """# Quality of predictions
+
+Do predictions get better, on real tasks and for ordinary networks? This page compares the plain network, temperature
+scaling, MC dropout, a deep ensemble, laplace-torch and many ways to use peewit. Every number on it comes from the
+files in `benchmarks/quality/results`, one for each task and way.
+
+```bash
+make quality ARGS="--data DIR"             # measures what is not in the files yet; --help for the options
+make quality ARGS="--data DIR --reduced"   # ten minutes on two cores, into bench/quality-reduced
+make quality-page                          # writes this page and its figures from the files
+```
+"""
+NOTES = """## How it was measured
+
+- Each task belongs to one half, which was named before the first run: defaults were chosen on `choose` and confirmed
+  on `confirm`.
+- A *run* is one split of one task under one way of training, with all classes and values among the training data.
+  Networks are trained for a fixed number of steps ("fixed"), or stopped where the loss on stopping data is smallest
+  ("early"). The ResNets are pretrained. A task counts once: its number is the mean over its splits, and the number of
+  a split is the mean over both ways of training.
+- `±` is two standard errors over the splits. Differences are paired: both ways used the same network and the same
+  data. Splits of one table share examples, so these errors are too small rather than too large.
+- "recipe" is `fit(...).tune(train=...)`. "validation" is `fit(...).tune("validation", validation=...)`. The validation
+  data are neither training data nor those that stopped training, except where the name ends in "stop data".
+- For tasks of numbers the plain network has one noise, from the residuals of the training data, and "temperature" has
+  one from the residuals of the validation data. Targets are in units of their standard deviation in the training
+  data. A network that was trained for a fixed number of steps may fit every training target: then its noise is next to
+  nothing, and the NLL of the plain network in the hundreds or thousands.
+- AUROC: how often an unknown input has a higher score than a known one. The score is the predictive entropy for
+  classes and the epistemic variance for numbers; MI is the mutual information. A network with one noise for all inputs
+  has no such score: its AUROC is 0.5. Unknown inputs are another data set, or a class or the middle third of a feature
+  that was left out of training.
+- Differences below 0.0005 nats from the plain network count as none in "not above" and "worse".
+- A plain pass is one forward pass over the test data for predictions, and one forward and backward pass over the
+  training data for fits.
+"""
+
+
+def summary(board: Board) -> list[str]:
+    """A sentence for each goal and set of tasks."""
+    lines = ["## The goals", ""]
+    for goal in GOALS:
+        lines.append(f"- {goal.text}:")
+        for name, tasks in halves(board):
+            verdict = goal.judge(board, tasks)
+            word = WORDS[verdict.met]
+            lines.append(f"  - {name}: {word}{', ' if word else ''}{verdict.text}.")
+    return [*lines, ""]
+
+
+def findings() -> list[str]:
+    """What is written by hand."""
+    return [FINDINGS.read_text(encoding="utf-8").rstrip(), ""] if FINDINGS.is_file() else []
+
+
+def completeness(board: Board) -> list[str]:
+    """How much was measured, and on what."""
+    cases = sum(len(content["cases"]) for content in board.contents.values())
+    failed = sum("failure" in record for content in board.contents.values() for record in content["cases"].values())
+    machines = sorted({machine_of(content["machine"]) for content in board.contents.values()})
+    lines = [
+        f"{len(board.tasks)} tasks, {len(board.ways)} ways, {cases:,} cases of a way on a network, of which "
+        f"{failed:,} failed. Measured on {'; '.join(machines)}.",
+    ]
+    strangers = board.strangers()
+    if strangers:
+        lines.append(
+            f"{strangers:,} cases are of networks that were trained anew later, and are left out of differences."
+        )
+    if any(content["reduced"] for content in board.contents.values()):
+        lines.append("**These are results of a reduced run: too few data to judge by.**")
+    return [" ".join(lines), ""]
+
+
+def machine_of(machine: dict[str, str | None]) -> str:
+    """A machine and its versions."""
+    versions = [f"{name} {machine[name]}" for name in ("torch", "laplace-torch") if machine.get(name)]
+    return f"{machine['device']} ({', '.join(versions)})"
+
+
+def tables(board: Board) -> list[tuple[str, list[Table]]]:
+    """The sections of the page."""
+    every = [overview.all_ways(board, *key) for key in overview.PARTS]
+    return [
+        ("With validation data", [sections.validated_nll(board), sections.intervals(board)]),
+        ("Without validation data", [sections.unvalidated_nll(board), *sections.warning_tables(board)]),
+        ("Unknown inputs", [sections.unknown_inputs(board)]),
+        ("What was tried", [overview.ways_in_short(board), *every]),
+        ("Other figures", [overview.other_figures(board, name) for name in overview.LIKELIHOODS]),
+        ("Stopping data instead of validation data", [overview.on_stopping_data(board)]),
+        ("Cost", [overview.costs(board)]),
+    ]
+
+
+def page(board: Board, pictures: Sequence[tuple[str, str]] = ()) -> str:
+    """The whole page; pictures are titles with paths."""
+    lines = [INTRODUCTION, *completeness(board), *summary(board), *findings()]
+    for title, path in pictures:
+        lines += [f"![{title}]({path})", ""]
+    lines.append(NOTES)
+    for title, own in tables(board):
+        shown = [table for table in own if table.rows]
+        if shown:
+            lines += [f"## {title}", ""]
+            for table in shown:
+                lines += markdown(table)
+                lines += [overview.EXPLAINED[table.title], ""] if table.title in overview.EXPLAINED else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def draw(board: Board, folder: Path, start: Path) -> list[tuple[str, str]]:
+    """Draw the figures; their paths are as the page sees them."""
+    from benchmarks.quality.drawing import figures  # needs matplotlib, which the page does not
+
+    return [(title, Path(os.path.relpath(path, start)).as_posix()) for title, path in figures(board, folder)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the wanted files, or print the page."""
+    parser = argparse.ArgumentParser(prog="benchmarks.quality.page", description=__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder with the files of a run")
+    parser.add_argument("--markdown", type=Path, help="the page to write; printed if not given")
+    parser.add_argument("--figures", type=Path, help="the folder that figures are written to")
+    options = parser.parse_args(arguments)
+    board = Board.read(options.results)
+    if not board.contents:
+        raise SystemExit(f"There are no results in {options.results}; measure first: python -m benchmarks.quality.run")
+    start = options.markdown.parent if options.markdown else Path(".")
+    text = page(board, draw(board, options.figures, start) if options.figures else ())
+    if options.markdown is None:
+        print(text)
+        return
+    options.markdown.parent.mkdir(parents=True, exist_ok=True)
+    options.markdown.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The tables that the goals are about: every number of them comes from the files."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Callable, Sequence
+
+from benchmarks.quality.board import (
+    PLAIN,
+    RECIPE,
+    TEMPERATURE,
+    VALIDATED,
+    Board,
+    auroc,
+    figure,
+    mean_over,
+    score_of,
+)
+from benchmarks.quality.cells import MISSING, by_training, halves, mean_of, means_rows, number, signed
+from benchmarks.quality.goals import (
+    EACH_COVERAGE,
+    MUTUAL,
+    Gap,
+    Warned,
+    against_both,
+    against_plain,
+    allowed,
+    detection,
+    runs,
+    within,
+)
+from benchmarks.tables import Row, Table
+
+LETTERS = 90  # of a warning in the table
+
+
+def gap_rows(board: Board, gaps: Sequence[Gap], way: str, ways: Sequence[str]) -> tuple[Row, ...]:
+    """A row per task: means of the NLL, differences by training and over both, and whether the goal holds."""
+    return tuple(
+        (
+            gap.task.name,
+            gap.task.half,
+            *(number(mean_of(board, gap.task, each, figure("nll"))) for each in ways),
+            *by_training(board, gap.task, way, gap.base),
+            signed(gap.difference),
+            gap.base,
+            number(allowed(gap.difference)),
+            "yes" if gap.holds else "**no**",
+        )
+        for gap in gaps
+    )
+
+
+def validated_nll(board: Board) -> Table:
+    """With validation data: NLL beside the better of both."""
+    ways = (PLAIN, TEMPERATURE, VALIDATED)
+    rows = gap_rows(board, against_both(board, board.tasks), VALIDATED, ways)
+    columns = ("task", "half", *ways, "early", "fixed", "difference", "from", "allowed", "holds")
+    return Table("NLL with validation data", columns, rows + means_rows(board, ways, len(columns)))
+
+
+def unvalidated_nll(board: Board) -> Table:
+    """Without validation data: NLL beside the plain network."""
+    ways = (PLAIN, RECIPE)
+    rows = tuple(
+        (*row[:-3], row[-1]) for row in gap_rows(board, against_plain(board, board.tasks), RECIPE, ways)
+    )  # without the base and what is allowed
+    columns = ("task", "half", *ways, "early", "fixed", "difference", "not above")
+    return Table("NLL without validation data", columns, rows + means_rows(board, ways, len(columns)))
+
+
+def intervals(board: Board) -> Table:
+    """Coverage and width of 90 % intervals."""
+    ways = (PLAIN, TEMPERATURE, VALIDATED, RECIPE)
+    rows = []
+    for task in (task for task in board.tasks if not task.classes):
+        cells = []
+        for way in ways:
+            held, width = (mean_of(board, task, way, figure(name)) for name in ("coverage", "width"))
+            cells.append(MISSING if held is None else f"{held:.1%}, {number(width, 2)}")
+        held = mean_of(board, task, VALIDATED, figure("coverage"))
+        cells.append(MISSING if held is None else "yes" if within(held, EACH_COVERAGE) else "**no**")
+        rows.append((task.name, task.half, *cells))
+    for half, tasks in halves(board):
+        means = mean_over(board, tasks, ways, figure("coverage"))
+        if means:
+            rows.append((f"**mean**, {half}", half, *(f"{means[way]:.1%}" for way in ways), ""))
+    return Table("90 % intervals: coverage and width", ("task", "half", *ways, "validation in 82-97 %"), tuple(rows))
+
+
+def unknown_inputs(board: Board) -> Table:
+    """AUROC of the score that all ways have, and of mutual information."""
+    ways = (PLAIN, TEMPERATURE, VALIDATED, RECIPE)
+    validated = {gap.task.name: gap for gap in detection(board, board.tasks, VALIDATED, (PLAIN, TEMPERATURE))}
+    recipe = {gap.task.name: gap for gap in detection(board, board.tasks, RECIPE, (PLAIN,))}
+    rows = []
+    for task in board.tasks:
+        cells = [
+            *(mean_of(board, task, way, auroc(score_of(task)), None) for way in ways),
+            *(mean_of(board, task, way, auroc(MUTUAL), None) for way in (VALIDATED, RECIPE)),
+        ]
+        if cells[0] is None:
+            continue
+        gaps = [signed(found[task.name].difference if task.name in found else None) for found in (validated, recipe)]
+        shown = ["" if cell is None and task.likelihood == "regression" else number(cell) for cell in cells]
+        rows.append((task.name, task.half, *shown, *gaps))
+    columns = ("task", "half", *ways, "validation, MI", "recipe, MI", "validation - best of both", "recipe - plain")
+    return Table("AUROC against unknown inputs", columns, tuple(rows))
+
+
+def warning_tables(board: Board) -> list[Table]:
+    """Rates, and what was said."""
+    return [warnings_by_run(board), warnings_by_text(board)]
+
+
+def warnings_by_run(board: Board) -> Table:
+    """Runs by what happened to their NLL, and how many of them were warned."""
+    rows = []
+    for half, tasks in halves(board):
+        found = runs(board, tasks)
+        groups: dict[str, Callable[[Warned], bool]] = {
+            "improved": lambda run: run.improved,
+            "worse": lambda run: run.worse,
+            "the same in three decimals": lambda run: not run.improved and not run.worse,
+        }
+        for name, chosen in groups.items():
+            own = [run for run in found if chosen(run)]
+            warned = sum(bool(run.warnings) for run in own)
+            rate = f"{warned / len(own):.1%}" if own else ""
+            rows.append((half, name, str(len(own)), str(warned), rate))
+    return Table(
+        "Warnings of the recipe without validation data", ("half", "NLL", "runs", "warned", "share"), tuple(rows)
+    )
+
+
+def warnings_by_text(board: Board) -> Table:
+    """Which warnings came in runs that improved, and in those that got worse."""
+    counts: dict[str, collections.Counter[str]] = {}
+    for run in runs(board, board.tasks):
+        group = "worse" if run.worse else "improved" if run.improved else "same"
+        for text in {shape_of(text) for text in run.warnings}:
+            counts.setdefault(text, collections.Counter())[group] += 1
+    rows = sorted(
+        ((text, *(str(own[group]) for group in ("improved", "same", "worse"))) for text, own in counts.items())
+    )
+    return Table("What they said", ("warning", "improved", "the same", "worse"), tuple(rows))
+
+
+def shape_of(text: str) -> str:
+    """The beginning of a warning, with its numbers left out."""
+    return re.sub(r"\d[\d.,e+-]*\d|\d", "#", text)[:LETTERS]
