@@ -39,7 +39,10 @@ def figures(board: Board, folder: Path) -> list[tuple[str, Path]]:
     for likelihood, name in (("classification", "classes"), ("regression", "numbers")):
         tasks = [task for task in board.tasks if task.likelihood == likelihood]
         if tasks:
-            path, title = folder / f"nll-{name}.png", f"NLL less the plain network's, tasks of {name}"
+            path, title = (
+                folder / f"nll-{name}.png",
+                f"NLL less the plain network's, tasks of {name}: means with two paired standard errors",
+            )
             draw_nll(board, tasks, title, path)
             made.append((title, path))
     numbers = [task for task in board.tasks if not task.classes]
@@ -102,9 +105,7 @@ def draw_nll(board: Board, tasks: Sequence[TaskInfo], title: str, path: Path) ->
             place(axes, dots, found, STEP * (index - 1))
         axes.set_xscale("symlog", linthresh=LINEAR, linscale=0.6)
         thin_ticks(axes)
-    drawing.supxlabel(
-        f"nats, mean over splits with two paired standard errors; linear within ±{LINEAR:g}; left is better", fontsize=8
-    )
+        axes.set_xlabel(f"nats, left is better; linear within ±{LINEAR:g}", fontsize=8)
     save(drawing, every[0], title, path)
 
 
@@ -118,7 +119,7 @@ def thin_ticks(axes: Any) -> None:
     """Powers of ten of which no two names touch."""
     low, high = axes.get_xlim()
     reach = [power for power in range(-2, 6) if 10.0**power <= max(-low, high)]
-    powers = [10.0**power for power in reach[:: 1 if len(reach) < 4 else 2]]
+    powers = [10.0**power for power in (reach if len(reach) < 4 else reach[1::2])]
     ticks = [tick for tick in (*(-power for power in powers), 0.0, *powers) if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick:+g}" if tick else "0" for tick in ticks])
     axes.minorticks_off()

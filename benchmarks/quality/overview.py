@@ -34,8 +34,8 @@ EXPLAINED = {
     IN_SHORT: "The NLL less the plain network's: the median over the tasks, and the largest in parentheses. The tables "
     "below have each task: early / fixed, or one number for a pretrained network.",
     COST: "Fit and predict are in plain passes, seconds are those of both together. The networks of tables are so "
-    "small that a plain pass takes microseconds, and their columns show overhead more than work. Training is not in it: an "
-    "ensemble costs five times the training, and MC dropout a network of its own.",
+    "small that a plain pass takes microseconds, and their columns show overhead more than work. Training is not in "
+    "it: an ensemble costs five times the training, and MC dropout a network of its own.",
 }
 
 
