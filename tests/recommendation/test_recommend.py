@@ -101,17 +101,15 @@ def test_evidences_of_different_weights_are_not_compared(monkeypatch: pytest.Mon
 
 
 def test_unknown_inputs_choose_between_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one posterior tells them surely better, without validation data."""
-    sharp = network(30.0)  # which is sure of everything
+    """Where one posterior tells them surely better, without validation data; else the fewest weights are taken."""
     useless = Recipe(name="useless", passes=1, fit={"weights": ["0.bias"], "prior": 1e12})
-    open_minded = recipe("open", prior=1e-3)
-    use(monkeypatch, useless, open_minded)
-    assert pw.recommend(sharp, TRAIN, "classification").recipe == "useless"  # the fewest weights
     far = torch.cat([FAR, -FAR])
-    found = pw.recommend(sharp, TRAIN, "classification", ood=far)
-    better, worse = rows(found)["open"].auroc, rows(found)["useless"].auroc
-    assert (found.recipe == "open") == (better.low > worse.high)
-    assert any(reason.startswith("Unknown inputs: the AUROC of its uncertainty is") for reason in found.reasons)
+    for prior, ood, expected in ((1e-3, None, "useless"), (1e-3, far, "open"), (10.0, far, "useless")):
+        use(monkeypatch, useless, recipe("open", prior=prior))
+        found = pw.recommend(network(30.0), TRAIN, "classification", ood=ood)
+        assert found.recipe == expected
+        told = [reason for reason in found.reasons if reason.startswith("Unknown inputs: the AUROC of its uncertainty")]
+        assert len(told) == (ood is not None)
 
 
 # What is measured
@@ -333,6 +331,23 @@ def test_failures_are_rows_with_their_reason(monkeypatch: pytest.MonkeyPatch) ->
     assert table["large"].problem == "OutOfMemoryError: CUDA out of memory" and table["large"].scores is None
     assert "Failed, or without scores, see the table: 'wrong' and 'large'." in found.reasons
     assert "large: OutOfMemoryError: CUDA out of memory" in repr(found)
+
+
+def test_a_posterior_whose_predictions_fail_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the evidence: where there is no memory, and where its predictions alone cannot be scored."""
+    use(monkeypatch, PLAIN, EVIDENCE, WIDE)
+    real = pw.Laplace.predict
+    for error, problem in ((RuntimeError("no memory"), "RuntimeError"), (pw.NotFiniteError("NaN"), "not scored")):
+
+        def predict(la: pw.Laplace, *given: Any, error: Exception = error, **options: Any) -> Any:
+            if la.trace is not None:
+                raise error
+            return real(la, *given, **options)
+
+        monkeypatch.setattr(pw.Laplace, "predict", predict)
+        for validation in (None, FEW):
+            found = pw.recommend(network(), TRAIN, "classification", validation=validation)
+            assert found.recipe == "wide" and states(found)["evidence"] == problem
 
 
 def test_where_every_posterior_fails_the_reasons_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ RECOMMEND = examples(
     "likelihood", "train", "validation", "ood", "seed",
     option(
         "recommend.seconds", float,
-        help="Begin no recipe that takes longer than what is left of these (default: try all).",
+        help="Time limit: recipes that would take longer than what is left are not started (default: try all).",
     ),
     option("noise", float, help="Standard deviation in regression."),
 )  # fmt: skip
@@ -58,7 +58,7 @@ def recommend(
     unlabelled = replace(known, labels=False)
     ood = {name: load(source, unlabelled).inputs() for name, source in settings.get("ood", {}).items()}
     with voice.stage("the recipes", with_bar=False):
-        found = pw.recommend(
+        recommendation = pw.recommend(
             net,
             data.value,
             family,
@@ -68,34 +68,38 @@ def recommend(
             progress=voice.progress,
             **section(settings, "recommend"),
         )
-    la = Laplace(replace(found.posterior.state, schema=schema))
+    la = Laplace(replace(recommendation.posterior.state, schema=schema))
     check_classes(la, data.schema.classes, data.source)
     check = NetworkCheck(tuple(check_weights(settings, net)))
     if target_file is not None:
         la.save(target_file)
-    head, rows = cells(found.table, found.known)
-    values = {**values_of(found), **check.values(), "posterior": None if target_file is None else str(target_file)}
+    head, rows = cells(recommendation.table, recommendation.known)
+    values = {
+        **values_of(recommendation),
+        **check.values(),
+        "posterior": None if target_file is None else str(target_file),
+    }
     voice.answer(
         values,
         table(head, rows),
-        *remarks(found.table),
+        *remarks(recommendation.table),
         *check.lines(),
-        *(f"- {reason}" for reason in found.reasons),
-        f"\nuse {found.recipe}:",
-        *(f"    {line}" for line in found.code.splitlines()),
+        *(f"- {reason}" for reason in recommendation.reasons),
+        f"\nuse {recommendation.recipe}:",
+        *(f"    {line}" for line in recommendation.code.splitlines()),
         *([] if target_file is None else [f"written to {target_file}"]),
     )
 
 
-def values_of(found: Recommendation) -> dict[str, Any]:
+def values_of(recommendation: Recommendation) -> dict[str, Any]:
     """As JSON holds it."""
     return {
-        "recipe": found.recipe,
-        "best": found.best,
-        "reasons": list(found.reasons),
-        "code": found.code,
-        "scored": found.known,
-        "table": [values_of_row(row) for row in found.table],
+        "recipe": recommendation.recipe,
+        "best": recommendation.best,
+        "reasons": list(recommendation.reasons),
+        "code": recommendation.code,
+        "scored": recommendation.known,
+        "table": [values_of_row(row) for row in recommendation.table],
     }
 
 

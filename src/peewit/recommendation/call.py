@@ -75,8 +75,8 @@ def recommend(
         validation: Data that the network was not trained on; at most 10,000 examples of it are looked at. From 200 on,
             one half tunes and the other chooses, and the winner is tuned again on all of it.
         ood: Inputs of unknown kinds, as in `pw.evaluate`, to see which recipe notices them.
-        seconds: No recipe is begun that takes longer than what is left of these, by the time of a plain pass; one
-            posterior is made in any case. None for all recipes.
+        seconds: Time limit. A recipe is not started if it would take longer than what is left, as estimated from a
+            pass of the plain network; one posterior is made in any case. None for all recipes.
         generator: Source of the seed of the halves and of the draws for intervals. None for a fixed seed.
         memory: Bytes for temporary results. None for a limit that fits the device.
         progress: Whether to show the table while it grows.

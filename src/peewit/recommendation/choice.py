@@ -60,7 +60,7 @@ def by_validation(task: RecipeTask, ranked: Sequence[Attempt]) -> Choice:
             f"{difference(posterior)}. Use it for what comes from uncertain weights, pred.epistemic; for the lowest "
             f"NLL {advice(best)}."
         )
-    elif plain is not None:
+    if plain not in (None, best):
         reasons.append(f"The plain network: {difference(plain)}.")
     same = [each.row.name for each in ranked[1:] if each not in (plain, posterior) and not apart(each)]
     if same:
@@ -90,7 +90,7 @@ def about_split(task: RecipeTask, ranked: Sequence[Attempt]) -> list[str]:
 def by_evidence(task: RecipeTask, posteriors: Sequence[Attempt], scored: Sequence[Attempt]) -> Choice:
     """The highest evidence among posteriors of the same weights; between weights, unknown inputs or the fewest."""
     groups: dict[tuple[str, ...], list[Attempt]] = {}
-    for attempt in posteriors:
+    for attempt in [each for each in posteriors if not each.row.problem] or posteriors:
         assert attempt.la is not None
         groups.setdefault((*attempt.la.space.names, str(attempt.la.D)), []).append(attempt)
     reasons = [why_no_validation(task, posteriors)]
@@ -166,13 +166,13 @@ def about_training(task: RecipeTask, best: Attempt, scored: Sequence[Attempt]) -
 
 def about_unknown(chosen: Attempt, scored: Sequence[Attempt]) -> list[str]:
     """How well it tells unknown inputs, and whether another does that better."""
-    own = chosen.row.auroc
-    if own is None:
+    area = chosen.row.auroc
+    if area is None:
         return []
-    sentence = f"Unknown inputs: the AUROC of its uncertainty is {own.value:.3f}"
+    sentence = f"Unknown inputs: the AUROC of its uncertainty is {area.value:.3f}"
     best = max((attempt for attempt in scored if attempt.row.auroc is not None), key=auroc)
     top = best.row.auroc
-    if top is None or top.low <= own.high:
+    if top is None or top.low <= area.high:
         return [f"{sentence}."]
     return [f"{sentence}; {best.row.name!r} has {top.value:.3f}, if that matters more than the NLL."]
 

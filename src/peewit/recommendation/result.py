@@ -49,16 +49,16 @@ class TriedRecipe:
 
     @property
     def auroc(self) -> Estimate | None:
-        """The mean over the sets of unknown inputs; its interval is that of one set."""
+        """The mean over the sets of unknown inputs, and of the ends of their intervals."""
         if self.scores is None:
             return None
-        found = [
+        areas = [
             scores[name].auroc for scores in self.scores.detection.values() for name in UNCERTAINTY if name in scores
         ]
-        if not found:
+        if not areas:
             return None
-        ends = zip(*((each.value, each.low, each.high) for each in found), strict=True)
-        return Estimate(*(sum(values) / len(found) for values in ends))
+        ends = zip(*((area.value, area.low, area.high) for area in areas), strict=True)
+        return Estimate(*(sum(values) / len(areas) for values in ends))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

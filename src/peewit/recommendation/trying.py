@@ -138,8 +138,8 @@ def attempt_recipe(task: RecipeTask, recipe: Recipe, fits: dict[str, Laplace], c
         with collecting(texts):
             attempt = make(task, attempt, fits, texts)
             attempt = score_if_possible(task, attempt)
-    except Exception as error:  # of the network's own too, or no memory
-        attempt = replace(attempt, row=replace(attempt.row, problem=words_of(error)))
+    except Exception as error:  # of the network's own too, or no memory: nothing of it is used
+        attempt = Attempt(recipe=recipe, row=replace(row, problem=words_of(error)))
     kept = tuple(dict.fromkeys(texts))
     return replace(attempt, row=replace(attempt.row, seconds=clock() - began, warnings=kept))
 
