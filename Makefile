@@ -60,7 +60,7 @@ endef
 INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-random test-mutants test-machines test-numbers test-cuda test-dist lint format docs api gallery demo bench bench-page dist hooks carry clean
+.PHONY: help install test test-random test-mutants test-machines test-numbers test-cuda test-dist lint format docs api gallery demo bench bench-page quality quality-page dist hooks carry clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -122,6 +122,12 @@ bench: $(TOOLS) ## measure speed and memory: ARGS="--device cuda --precision tf3
 
 bench-page: $(TOOLS) ## write docs/benchmarks.md and its figures from FILES, which are benchmarks/results/*.json
 	@$(RUN) -m benchmarks.report $(FILES) --markdown docs/benchmarks.md --figures docs/figures/benchmarks
+
+quality: $(TOOLS) ## measure predictions on real tasks, what is not in the files yet: ARGS="--data DIR --reduced", ARGS="--help"
+	@$(RUN) -m benchmarks.quality.run $(ARGS)
+
+quality-page: $(TOOLS) ## write docs/quality.md and its figures from benchmarks/quality/results
+	@$(RUN) -m benchmarks.quality.page --markdown docs/quality.md --figures docs/figures/quality $(ARGS)
 
 # Without what earlier builds left behind, which setuptools would take in.
 dist: $(TOOLS) ## build the wheel and the source distribution into dist/, and check what the index would show of them

@@ -37,6 +37,9 @@ def joined(answers: list[Answer]) -> Answer:
 def figures(answer: Answer, targets: Tensor) -> dict[str, float]:
     """Means over the examples; lower is better for all but accuracy, and `coverage` should be .9."""
     targets = targets.cpu()
+    for values in (answer.probs, answer.mean, answer.variance):
+        if values is not None and not bool(values.isfinite().all()):
+            raise ValueError("predictions are not finite")
     if answer.probs is not None:
         return class_figures(answer.probs.double(), targets)
     assert answer.mean is not None and answer.variance is not None
@@ -78,7 +81,7 @@ def detection(known: Tensor, unknown: Tensor) -> float:
     """Area under the ROC curve: how often an unknown input has the higher score; half for scores that are equal."""
     values = torch.cat([known, unknown]).double()
     _, place, counts = values.unique(return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum(0) - (counts - 1) / 2)[place]  # from 1; the mean rank where values are equal
+    ranks = (counts.cumsum(0) - (counts.double() - 1) / 2)[place]  # from 1; the mean rank where values are equal
     wins = ranks[len(known) :].sum() - len(unknown) * (len(unknown) + 1) / 2
     return float(wins / (len(known) * len(unknown)))
 

@@ -1,0 +1,333 @@
+"""The benchmark of quality scores, stores, skips and runs as it says; on networks of a few weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sklearn.metrics
+import torch
+import torchmetrics
+from torch import nn
+
+from benchmarks.quality import run, scores, store, tables, ways
+from benchmarks.quality.cases import Case, Networks, Parts, Task
+from benchmarks.quality.measure import fingerprint, measure, plain_passes
+from benchmarks.quality.training import Recipe
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+# --- scores
+
+
+@pytest.mark.parametrize("digits", [0, 1, 6])
+def test_area_under_the_curve_with_ties(digits: int) -> None:
+    torch.manual_seed(digits)
+    known, unknown = torch.randn(50).round(decimals=digits), (torch.randn(70) + 0.5).round(decimals=digits)
+    labels = [0] * 50 + [1] * 70
+    expected = sklearn.metrics.roc_auc_score(labels, torch.cat([known, unknown]).numpy())
+    assert scores.detection(known, unknown) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_score_that_is_the_same_everywhere_tells_nothing() -> None:
+    assert scores.detection(torch.zeros(5), torch.zeros(7)) == 0.5
+
+
+def test_figures_of_classes() -> None:
+    torch.manual_seed(0)
+    probs, labels = torch.randn(200, 4, dtype=torch.float64).mul(2).softmax(1), torch.randint(0, 4, (200,))
+    figures = scores.figures(scores.Answer(probs=probs), labels)
+    calibration = torchmetrics.classification.MulticlassCalibrationError(4, n_bins=scores.BINS, norm="l1")
+    brier = sum((row - torch.eye(4)[label]).square().sum() for row, label in zip(probs, labels, strict=True)) / 200
+    assert figures == pytest.approx(
+        {
+            "nll": sklearn.metrics.log_loss(labels, probs),
+            "brier": float(brier),
+            "ece": float(calibration(probs, labels)),
+            "accuracy": sklearn.metrics.accuracy_score(labels, probs.argmax(1)),
+        },
+        abs=1e-6,
+    )
+
+
+def test_figures_of_numbers() -> None:
+    torch.manual_seed(0)
+    mean, variance, targets = torch.randn(300, 1), torch.rand(300, 1) + 0.5, torch.randn(300, 1)
+    figures = scores.figures(scores.Answer(mean=mean, variance=variance), targets)
+    normal = torch.distributions.Normal(mean.double(), variance.double().sqrt())
+    places = torch.linspace(-15, 15, 6001, dtype=torch.float64)
+    gaps = normal.cdf(places) - (targets <= places).double()
+    assert figures["nll"] == pytest.approx(-float(normal.log_prob(targets.double()).mean()), abs=1e-9)
+    assert figures["crps"] == pytest.approx(float(torch.trapezoid(gaps.square(), places, dim=1).mean()), abs=1e-3)
+    low, high = (normal.icdf(torch.tensor(level, dtype=torch.float64)) for level in (0.05, 0.95))
+    assert figures["coverage"] == float(((targets >= low) & (targets <= high)).double().mean())
+    assert figures["width"] == pytest.approx(float((high - low).mean()), rel=1e-9)
+    assert figures["rmse"] == pytest.approx(float((mean - targets).square().mean().sqrt()), rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.4, 1.0, 5.0])
+def test_temperature_against_a_dense_search(scale: float) -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(400, 3)
+    labels = torch.distributions.Categorical(logits=logits).sample()
+    grid = torch.logspace(math.log10(0.25), math.log10(20), 4001, dtype=torch.float64)
+    losses = [nn.functional.cross_entropy(scale * logits.double() / t, labels) for t in grid]
+    expected = grid[int(torch.stack(losses).argmin())]
+    assert ways.best_temperature(scale * logits, labels) == pytest.approx(float(expected), rel=3e-3)
+
+
+def test_temperatures_stay_within_their_limits() -> None:
+    logits, right = 3 * torch.eye(4), torch.arange(4)
+    assert ways.best_temperature(logits, right) == pytest.approx(ways.TEMPERATURES[0])
+    assert ways.best_temperature(logits, right.roll(1)) == pytest.approx(ways.TEMPERATURES[1])
+
+
+# --- files
+
+
+def test_files_are_merged(tmp_path: Path) -> None:
+    store.add(tmp_path, "red wine", "linear mode, own", {"half": "choose"}, {"early/whole/10": {"nll": 1 / 3}})
+    store.add(
+        tmp_path, "red wine", "linear mode, own", {"half": "choose"}, {"early/whole/9": {"nll": 2.0}}, ["early/9"]
+    )
+    replaced = {"early/whole/9": {"nll": 1234567.0, "warned": ["so"]}}
+    store.add(tmp_path, "red wine", "linear mode, own", {"half": "confirm"}, replaced, ["early/10"])
+    path = tmp_path / "red-wine" / "linear-mode-own.json"
+    content = json.loads(path.read_text())
+    assert list(content["cases"]) == ["early/whole/9", "early/whole/10"]
+    assert content["cases"] == {
+        "early/whole/10": {"nll": 0.33333},
+        "early/whole/9": {"nll": 1234600.0, "warned": ["so"]},
+    }
+    assert (content["done"], content["half"], content["way"]) == (
+        ["early/9", "early/10"],
+        "confirm",
+        "linear mode, own",
+    )
+    assert store.read_all(tmp_path) == {("red wine", "linear mode, own"): content}
+    assert [each.name for each in path.parent.iterdir() if not each.name.startswith(".")] == [path.name]
+
+
+def test_folders_are_merged(tmp_path: Path) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    store.add(here, "wine", "plain", {"half": "choose"}, {"early/whole/0": {"nll": 1.0}}, ["early/0"])
+    store.add(elsewhere, "wine", "plain", {"half": "choose"}, {"early/whole/1": {"nll": 2.0}}, ["early/1"])
+    store.add(elsewhere, "wine", "dropout", {"half": "choose"}, {"early/whole/1": {"nll": 3.0}})
+    with pytest.raises(SystemExit):
+        run.main(["--merge", str(elsewhere), "--out", str(here)])
+    contents = store.read_all(here)
+    assert set(contents) == {("wine", "plain"), ("wine", "dropout")}
+    assert contents["wine", "plain"]["done"] == ["early/0", "early/1"]
+    assert set(contents["wine", "plain"]["cases"]) == {"early/whole/0", "early/whole/1"}
+
+
+def test_files_of_another_format_are_refused(tmp_path: Path) -> None:
+    path = store.path_of(tmp_path, "wine", "plain")
+    path.parent.mkdir()
+    path.write_text('{"format": 0}')
+    with pytest.raises(SystemExit, match="format 0, expected 1"):
+        store.add(tmp_path, "wine", "plain", {}, {})
+
+
+# --- what is measured
+
+
+@dataclass
+class Counter:
+    """Makes cases of a network with two weights per class, and counts how often it is asked to."""
+
+    calls: int = 0
+    seed: int = 0
+
+    def __call__(self, task: Task, data: Path | None, splits: range, device: torch.device) -> Iterator[Case]:
+        self.calls += 1
+        for split in splits:
+            torch.manual_seed(self.seed + split)
+            x, y = torch.randn(40, 2), torch.randint(0, 3, (40,))
+            examples = (x, y)
+            parts = Parts(
+                train=examples,
+                stop=examples,
+                validation=examples,
+                test=examples,
+                unknown={"far": 10 * x},
+                shifted={"noise": (x + 0.1, y)},
+            )
+            for training in task.trainings:
+                yield Case(
+                    task=task.name,
+                    likelihood="classification",
+                    training=training,
+                    variant="whole",
+                    split=split,
+                    parts=parts,
+                    networks=Networks((nn.Sequential(nn.Linear(2, 3)),), None),
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(ways.WayOptions):
+    """A way that fails."""
+
+    name: str = "broken"
+
+    def fit(self, case: Case) -> ways.Prepared:
+        raise ValueError("there is nothing to fit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotANumber(ways.WayOptions):
+    """A way whose predictions are NaN."""
+
+    name: str = "not a number"
+
+    def fit(self, case: Case) -> ways.Prepared:
+        return ways.Prepared(lambda x: ways.of_classes(torch.full((len(x), 3), math.nan)))
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
+    made = Counter()
+    task = Task(
+        name="tiny", likelihood="classification", kind="table", half="choose", splits=2, reduced=True, make=made
+    )
+    other = replace(task, name="other", reduced=False)
+    absent = replace(ways.Plain(), name="absent", needs="a_package_that_is_nowhere")
+    monkeypatch.setattr(run, "TASKS", [task, other])
+    added = {way.name: way for way in (Broken(), NotANumber(), absent)}
+    monkeypatch.setattr(run, "WAYS", {**ways.WAYS, **added})
+    return made
+
+
+def read(folder: Path, way: str, task: str = "tiny") -> dict[str, Any]:
+    return store.read(store.path_of(folder, task, way))
+
+
+def test_what_is_there_is_skipped(counter: Counter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--tasks", "tiny", "--out", str(tmp_path), "--splits", "1"]
+    run.main([*common, "--ways", "plain"])
+    assert (counter.calls, read(tmp_path, "plain")["done"]) == (1, ["early/0", "fixed/0"])
+    before = read(tmp_path, "plain")
+    run.main([*common, "--ways", "plain"])
+    assert counter.calls == 1
+    run.main([*common, "--ways", "plain,temperature"])
+    assert (counter.calls, read(tmp_path, "plain")) == (2, before)
+    assert "1 ways" in capsys.readouterr().out
+    run.main(["--tasks", "tiny", "--out", str(tmp_path), "--splits", "0-1", "--ways", "plain"])
+    assert counter.calls == 3
+    assert set(read(tmp_path, "plain")["cases"]) == {f"{how}/whole/{n}" for how in ("early", "fixed") for n in (0, 1)}
+    run.main([*common, "--ways", "plain", "--again"])
+    assert counter.calls == 4
+
+
+def test_a_split_that_was_interrupted_goes_on(counter: Counter, tmp_path: Path) -> None:
+    common = ["--tasks", "tiny", "--out", str(tmp_path), "--splits", "1", "--ways", "plain"]
+    run.main([*common, "--training", "early"])
+    assert set(read(tmp_path, "plain")["cases"]) == {"early/whole/0"}
+    run.main(common)
+    assert set(read(tmp_path, "plain")["cases"]) == {"early/whole/0", "fixed/whole/0"}
+    assert counter.calls == 2
+
+
+def test_a_way_that_fails_is_a_row(counter: Counter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--tasks", "tiny", "--out", str(tmp_path), "--splits", "1", "--training", "fixed"]
+    run.main([*common, "--ways", "broken,not-a-number,plain,dropout,absent"])
+    assert read(tmp_path, "broken")["cases"]["fixed/whole/0"]["failure"] == "ValueError: there is nothing to fit"
+    assert "not finite" in read(tmp_path, "not a number")["cases"]["fixed/whole/0"]["failure"]
+    assert "figures" in read(tmp_path, "plain")["cases"]["fixed/whole/0"]
+    assert not read(tmp_path, "dropout")["cases"]  # there is no such network
+    assert not store.path_of(tmp_path, "tiny", "absent").exists()
+    said = capsys.readouterr().out
+    assert "broken: ValueError" in said and "absent is not measured" in said
+    run.main([*common, "--ways", "broken"])
+    assert counter.calls == 1
+    run.main([*common, "--ways", "broken", "--failed"])
+    assert counter.calls == 2
+
+
+def test_a_task_that_cannot_be_made_does_not_end_the_run(
+    counter: Counter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> Iterator[Case]:
+        raise SystemExit("This task needs --data DIR")
+
+    monkeypatch.setattr(run, "TASKS", [replace(run.TASKS[0], make=fail), run.TASKS[1]])
+    with pytest.raises(SystemExit, match="2 splits"):
+        run.main(["--out", str(tmp_path), "--ways", "plain"])
+    assert "tiny, split 1: left out: SystemExit: This task needs --data DIR" in capsys.readouterr().out
+    assert len(read(tmp_path, "plain", "other")["cases"]) == 4
+
+
+def test_networks_that_were_trained_elsewhere_are_told(
+    counter: Counter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--tasks", "tiny", "--out", str(tmp_path), "--splits", "1", "--training", "fixed"]
+    run.main([*common, "--ways", "plain"])
+    counter.seed = 100
+    run.main([*common, "--ways", "temperature"])
+    assert "older results are of another network" in capsys.readouterr().out
+
+
+def test_a_record_has_all_there_is_to_know(counter: Counter) -> None:
+    case = next(counter(run.TASKS[0], None, range(1), CPU))
+    for way in (ways.Plain(), ways.WAYS["validation"], ways.WAYS["evidence"]):
+        record = measure(way, case, plain_passes(case))
+        assert record is not None
+        assert set(record["figures"]) == {"nll", "brier", "ece", "accuracy"} == set(record["shifted"]["noise"])
+        assert record["unknown"]["far"].keys() >= {"entropy"}
+        assert record["network"] == fingerprint(case.networks.plain)
+        assert record["cost"].keys() == {"fit", "predict", "seconds"}
+    assert record["unknown"]["far"].keys() == {"entropy", "mutual information"}
+    assert record["settings"].keys() == {"precision", "effective dimensions", "examples", "weights"}
+
+
+def test_the_reduced_run_has_the_main_ways_and_few_splits() -> None:
+    options = run.parse(["--reduced"])
+    assert options.out == run.REDUCED
+    assert {"plain", "temperature", ways.RECIPE, ways.VALIDATED} <= set(options.ways) < set(ways.WAYS)
+    jobs = run.jobs_of(options)
+    assert {name for name, _ in jobs} == {"digits", "diabetes", "wine", "fashion mlp"}
+    assert jobs.count(("fashion mlp", 0)) == 1 and len(jobs) == 10
+
+
+def test_names_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    options = run.parse(["--ways", "linear mode, its own mean,plain,last-layer-evidence", "--tasks", "red-wine"])
+    assert options.ways == ("linear mode, its own mean", "plain", "last layer, evidence")
+    assert (options.tasks, options.splits) == (("red wine",), None)
+    assert run.parse(["--splits", "3-5"]).splits == range(3, 6)
+    for wrong, said in ((["--ways", "plane"], "plane was given; expected plain"), (["--splits", "x"], "expected N")):
+        with pytest.raises(SystemExit):
+            run.parse(wrong)
+        assert said in capsys.readouterr().err
+
+
+def test_ways_for_images_are_few_unless_named() -> None:
+    image = replace(run.TASKS[0], kind="image")
+    assert "linear mode" not in [way.name for way in run.ways_for(image, run.parse([]))]
+    assert [way.name for way in run.ways_for(image, run.parse(["--ways", "linear mode"]))] == ["linear mode"]
+    numbers = replace(image, kind="table", likelihood="regression")
+    assert "evidence, bridge" not in [way.name for way in run.ways_for(numbers, run.parse([]))]
+
+
+def test_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tables.RECIPES, "wine", Recipe(hidden=(8,), steps=100))
+    run.main(["--tasks", "wine", "--splits", "1", "--ways", "plain,validation", "--out", str(tmp_path)])
+    content = read(tmp_path, "validation", "wine")
+    assert content.keys() >= {"format", "task", "way", "likelihood", "kind", "half", "validated", "machine", "done"}
+    assert len(content["cases"]) == 4
+    for key, record in content["cases"].items():
+        assert record["figures"]["accuracy"] > 0.7
+        assert bool(record["unknown"]) == ("left out" in key)
