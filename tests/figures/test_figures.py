@@ -377,3 +377,10 @@ def test_a_real_report_is_drawn() -> None:
     assert list(first.x) == pytest.approx(list(second.x), rel=1e-6)
     prior = 1 / math.sqrt(float(la.prior.precision))
     assert list(first.x) == pytest.approx([prior] * 4, rel=1e-6)
+
+
+def test_old_names_say_the_new_ones() -> None:
+    with pytest.raises(AttributeError, match="it is curvature_matrices now"):
+        _ = figures.whole  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="did you mean 'landscape'"):
+        _ = figures.landscap  # type: ignore[attr-defined]

@@ -11,11 +11,11 @@ from torch import Tensor
 from peewit.metrics import aupr, aurc, auroc, ece, fpr95, mce
 from peewit.metrics import bootstrap as boot
 from peewit.metrics.bootstrap import MetricDraws, Ranking, Resampling, estimate
-from peewit.metrics.calibration import _area, _gaps, _risks, adaptive, classwise, equal_mass, equal_width
+from peewit.metrics.calibration import _gaps, adaptive, classwise, equal_mass, equal_width, risk_area
 from peewit.metrics.detection import _area as detection_area
 from peewit.metrics.detection import _average_precision, _false_alarms, _sum_by_group, detection
 from peewit.metrics.positions import Positions
-from peewit.metrics.regression import _deviation
+from peewit.metrics.regression import pit_deviation
 
 scipy_stats = pytest.importorskip("scipy.stats")
 
@@ -63,8 +63,7 @@ def test_sums_are_those_of_lists_and_infinite_where_they_must() -> None:
 def test_binned_and_ranked_metrics_of_every_set() -> None:
     own, drawn = positions(), Resampling(N, R, 0)
     gaps, counts = _gaps(own, drawn, equal_width(own["confidence"], 15), 15)
-    areas = _area(*_risks(own, Ranking.of(-own["confidence"]), 1 - own["correct"], drawn))
-    deviations = _deviation(own, Ranking.of(own["pit"]), drawn)
+    areas, deviations = ([draws.value, *draws.rows] for draws in (risk_area(own, drawn), pit_deviation(own, drawn)))
     assert own.probs is not None and own.labels is not None
     for number, chosen in enumerate(lists(drawn)):
         some = own.probs[chosen], own.labels[chosen]

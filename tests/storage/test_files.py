@@ -577,7 +577,7 @@ FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
     "a cost": (put("knowledge", "fields", "costs", 0, 1, 0, value=0), "impossible things"),
     "columns that are no texts": (put("schema", value=schema(columns=[1, 2])), "schema/columns/0 is 1"),
     "a target that is no column": (put("schema", value=schema(targets=["c"])), "are not some of the columns"),
-    "a class twice": (put("schema", value=schema(classes=["no", "no"])), "expected a name of its own for each"),
+    "a class twice": (put("schema", value=schema(classes=["no", "no"])), "expected distinct names"),
     "a fingerprint": (put("fingerprint", value=[]), "its fingerprint"),
     "a fingerprint of others": (put("fingerprint", "0.weight", value=3), "other weights or buffers"),
     "a network": (put("network", "0.weight", value=3), "differ in shape or dtype"),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import peewit as pw
 
 from ..laplace import Laplace
-from ..messages.names import nearest
+from ..messages.names import first_names, nearest
 from .output import Problem
 from .settings import is_function, require_setting
 
@@ -133,8 +133,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         ([name for name in state if name not in weights], "has, and the network has not,"),
     ):
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise Problem(f"{path} does not fit the network: it {where} {', '.join(map(repr, names[:3]))}{more}.")
+            raise Problem(f"{path} does not fit the network: it {where} {first_names([*map(repr, names)])}.")
     for name, tensor in weights.items():
         if state[name].shape != tensor.shape:
             raise Problem(

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..messages.names import nearest
+from ..messages.names import first_names, nearest
 from ..messages.warnings import warn
 from ..posterior.schema import Schema
 from .output import Problem
@@ -209,7 +209,7 @@ def describe(table: Table) -> str:
 
 def list_names(names: Sequence[str]) -> str:
     """The first of many names."""
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return first_names(names, SHOWN)
 
 
 def is_number(word: str) -> bool:

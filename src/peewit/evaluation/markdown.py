@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ..metrics import catalogue
 from ..metrics.results import Estimate, MethodScores, Results, Shift
-from ..report.words import number
+from ..report.words import number, setting_text
 
 ARROWS = {1: " ↑", -1: " ↓", 0: ""}  # to where it is better
 
@@ -19,10 +19,9 @@ def page(report: Results) -> str:
     parts += _shifts(report.methods, "shifts", "Corrupted inputs")
     parts += _shifts(report.methods, "attacks", "Adversarial inputs")
     parts += _coverage(report)
-    parts += [
-        "## Settings",
-        _table(("setting", "value"), [(key, _format(setting)) for key, setting in _settings(report)]),
-    ]
+    settings = [(key, setting_text(setting)) for key, setting in report.settings.items()]
+    settings += [(f"version of {name}", version) for name, version in report.versions.items()]
+    parts += ["## Settings", _table(("setting", "value"), settings)]
     if report.notes:
         parts += ["## Notes", "\n".join(f"- {note}" for note in report.notes)]
     return "\n\n".join(parts) + "\n"
@@ -47,20 +46,16 @@ def _methods(methods: Sequence[MethodScores]) -> list[str]:
         (
             method.name,
             *(estimate(method.metrics[name]) if name in method.metrics else "–" for name in names),
-            _time(method),
+            f"{method.seconds:.2f}",
         )
         for method in methods
     ]
     return [
         "## Methods",
-        "Every number with the interval that holds 95 % of its values when the examples are drawn anew (bootstrap).",
+        "Each number has its 95 % interval when the examples are resampled (bootstrap).",
         _table(("method", *map(label, names), "seconds"), rows),
         "\n".join(f"- **{method.name}**: {method.description}" for method in methods),
     ]
-
-
-def _time(scores: MethodScores) -> str:
-    return f"{scores.seconds:.2f}"
 
 
 def _detections(methods: Sequence[MethodScores]) -> list[str]:
@@ -74,7 +69,7 @@ def _detections(methods: Sequence[MethodScores]) -> list[str]:
         return []
     return [
         "## Unknown inputs",
-        "How well a score tells inputs of an unknown kind (the positives) from those of the test set.",
+        "How well a score separates unknown inputs (the positives) from those of the test set.",
         _table(("data", "method", "score", *map(label, ("auroc", "aupr", "fpr95"))), rows),
     ]
 
@@ -102,18 +97,6 @@ def _coverage(report: Results) -> list[str]:
         return []
     head = list(report.coverage[0])
     return ["## Weights", _table(head, [[row.get(key, "") for key in head] for row in report.coverage])]
-
-
-def _settings(report: Results) -> list[tuple[str, object]]:
-    return [*report.settings.items(), *(("version of " + name, each) for name, each in report.versions.items())]
-
-
-def _format(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_format, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {_format(each)}" for key, each in value.items())
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

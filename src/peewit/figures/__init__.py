@@ -6,6 +6,9 @@ figure. Figures work in notebooks, and `save` writes them as pages or pictures. 
 figure in a sentence or two.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from ..messages.names import nearest
 from .curvature import (
     Approximations,
     CurvatureMatrices,
@@ -70,6 +73,26 @@ __all__ = [
 ]
 
 
+RENAMED = {
+    "Draws": "PredictionDraws",
+    "Factors": "KroneckerFactors",
+    "Spectrum": "LayerSpectrum",
+    "Whole": "CurvatureMatrices",
+    "draws": "prediction_draws",
+    "factors": "kronecker_factors",
+    "whole": "curvature_matrices",
+}
+
+
 def __dir__() -> list[str]:
     """The public names."""
     return sorted(__all__)
+
+
+if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """Refuse an unknown name, with the nearest one or the new name of an old one."""
+        renamed = {old: f"it is {new} now" for old, new in RENAMED.items()}
+        near = "" if name.startswith("_") else nearest(name, __all__, 0.6, renamed)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near and '; ' + near.strip()}")

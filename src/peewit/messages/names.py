@@ -92,6 +92,11 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.5, elsewhere: Map
     return f"did you mean {near[0]!r}? " if near else ""
 
 
+def first_names(names: Sequence[str], most: int = 3) -> str:
+    """The first of many names, and the number of the others."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def check_name(value: Any, known: Iterable[str], what: str) -> None:
     """Refuse what is not one of the names, and say which was meant."""
     names = tuple(known)

@@ -7,7 +7,7 @@ set is N counts, so that sums over it are products with them, and every metric i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -153,3 +153,10 @@ class Ranking:
     def groups(self) -> int:
         """G."""
         return len(self.first)
+
+
+def by_ranking(metric: Callable[[Ranking, Resampling], Tensor], values: Tensor, drawn: Resampling) -> MetricDraws:
+    """A metric (1 + R,) of a ranking; the value is exact, drawn sets may rank groups of values."""
+    ranking = Ranking.of(values)
+    value = None if ranking.exact else float(metric(Ranking.of(values, len(values)), one_set(drawn.examples))[0])
+    return MetricDraws.of(metric(ranking, drawn), value)

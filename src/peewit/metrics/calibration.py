@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
-from .bootstrap import MetricDraws, Ranking, Resampling, one_set, sums_by
+from .bootstrap import MetricDraws, Ranking, Resampling, by_ranking, one_set, sums_by
 from .labels import check_probs
 from .positions import Positions
 from .results import Curve, Reliability
@@ -254,18 +254,12 @@ def risk_area(positions: Positions, drawn: Resampling) -> MetricDraws:
     Equal doubts have no order: their risks are spread evenly, which is the mean over all orders.
     """
     doubt, risk = doubt_and_risk(positions)
-    ranking = Ranking.of(doubt)
-    value = None
-    if not ranking.exact:
-        alone = Ranking.of(doubt, len(doubt))
-        value = float(_area(*_risks(positions, alone, risk, one_set(positions.examples)))[0])
-    return MetricDraws.of(_area(*_risks(positions, ranking, risk, drawn)), value)
 
+    def area(ranking: Ranking, drawn: Resampling) -> Tensor:
+        counts = drawn.sum_by_group(ranking.group, positions.owner, None, ranking.groups)
+        return _area(counts, drawn.sum_by_group(ranking.group, positions.owner, risk, ranking.groups))
 
-def _risks(positions: Positions, ranking: Ranking, risk: Tensor, drawn: Resampling) -> tuple[Tensor, Tensor]:
-    """(1 + R, G) twice: how many there are in every group, and their summed risk."""
-    counts = drawn.sum_by_group(ranking.group, positions.owner, None, ranking.groups)
-    return counts, drawn.sum_by_group(ranking.group, positions.owner, risk, ranking.groups)
+    return by_ranking(area, doubt, drawn)
 
 
 def _area(counts: Tensor, risks: Tensor) -> Tensor:

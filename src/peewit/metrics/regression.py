@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..messages.errors import NotFiniteError, PeewitError
-from .bootstrap import MetricDraws, Ranking, Resampling, one_set
+from .bootstrap import MetricDraws, Ranking, Resampling, by_ranking
 from .positions import Positions
 
 LEVELS = (0.5, 0.9, 0.95)  # of intervals whose coverage is counted
@@ -128,19 +128,13 @@ def pit_shares(pit: Tensor, bins: int = PIT_BINS) -> tuple[float, ...]:
 
 def pit_deviation(positions: Positions, drawn: Resampling) -> MetricDraws:
     """The largest gap between how many transforms are below u and u itself, over all u (Kolmogorov and Smirnov)."""
-    ranking = Ranking.of(positions["pit"])
-    value = None
-    if not ranking.exact:
-        alone = Ranking.of(positions["pit"], len(positions))
-        value = float(_deviation(positions, alone, one_set(positions.examples))[0])
-    return MetricDraws.of(_deviation(positions, ranking, drawn), value)
 
+    def deviation(ranking: Ranking, drawn: Resampling) -> Tensor:
+        counts = drawn.sum_by_group(ranking.group, positions.owner, None, ranking.groups)
+        after = counts.cumsum(-1)
+        total = after[:, -1:]
+        above = (after / total - ranking.last).amax(-1)
+        below = (ranking.first - (after - counts) / total).amax(-1)
+        return torch.maximum(above, below)
 
-def _deviation(positions: Positions, ranking: Ranking, drawn: Resampling) -> Tensor:
-    """(1 + R,)."""
-    counts = drawn.sum_by_group(ranking.group, positions.owner, None, ranking.groups)
-    after = counts.cumsum(-1)
-    total = after[:, -1:]
-    above = (after / total - ranking.last).amax(-1)
-    below = (ranking.first - (after - counts) / total).amax(-1)
-    return torch.maximum(above, below)
+    return by_ranking(deviation, positions["pit"], drawn)

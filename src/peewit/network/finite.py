@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..messages.errors import NotFiniteError, PeewitError
+from ..messages.names import first_names
 from .nests import Inputs, count, tensors
 
 ENERGY, OUTPUT, INPUT = 1, 2, 4  # what was not finite
@@ -145,9 +146,8 @@ class NotFiniteCurvature(NotFiniteError):
     """Curvature that is NaN or Inf, with the names of its layers."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         super().__init__(
-            f"The curvature of {', '.join(map(repr, names[:3]))}{more} holds NaN or Inf: a gradient there is undefined "
+            f"The curvature of {first_names([*map(repr, names)])} holds NaN or Inf: a gradient there is undefined "
             "or too large (a root or norm at zero, a division, half precision). Change that operation, convert the "
             "network by .float() or .double(), or leave the layer out by weights=."
         )

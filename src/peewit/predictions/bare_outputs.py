@@ -1,4 +1,4 @@
-"""Predictions under a likelihood that does not say how targets are distributed: the outputs alone."""
+"""Predictions of outputs only, under a likelihood without a distribution of targets."""
 
 from __future__ import annotations
 
@@ -56,27 +56,15 @@ class Outputs(Prediction):
         )
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Refuse: the distribution of y is not known.
-
-        Raises:
-            PeewitError: Always; use `mean`, `epistemic` and `covariance`.
-        """
+        """Raise a PeewitError: the distribution of y is unknown; use `mean`, `epistemic` and `covariance`."""
         self._refuse("log_prob")
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Refuse: the distribution of y is not known.
-
-        Raises:
-            PeewitError: Always; use `mean`, `epistemic` and `covariance`.
-        """
+        """Raise a PeewitError: the distribution of y is unknown; use `mean`, `epistemic` and `covariance`."""
         self._refuse("interval")
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Refuse: the distribution of y is not known.
-
-        Raises:
-            PeewitError: Always; use `mean`, `epistemic` and `covariance`.
-        """
+        """Raise a PeewitError: the distribution of y is unknown; use `mean`, `epistemic` and `covariance`."""
         self._refuse("sample")
 
     def _lines(self) -> list[str]:

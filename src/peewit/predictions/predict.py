@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,26 +67,15 @@ def linearised_belief(
         return normal(network, gaussian, options, seed)
     form = network.form(gaussian.mean)
     mean = flat_outputs(form, gaussian.mean)
+    outputs_with = partial(GaussianOutputs, form, network.budget, centre=mean, points=options.samples, seed=seed)
     if isinstance(gaussian, covariance.Spectral):
         basis = None if gaussian.basis is None else gaussian.basis.to(mean.dtype)
-        deviation = gaussian.deviation.to(mean.dtype)
-        return GaussianOutputs(
-            form,
-            network.budget,
-            centre=mean,
-            blocks=None,
-            points=options.samples,
-            seed=seed,
-            basis=basis,
-            deviation=deviation,
-        )
+        return outputs_with(blocks=None, basis=basis, deviation=gaussian.deviation.to(mean.dtype))
     examples, positions, outputs = mean.shape
     order = form.flatten(torch.arange(positions * outputs, device=mean.device).reshape(form.shape))
     example = torch.arange(examples, device=mean.device)[:, None, None, None]
     blocks = gaussian.cov[example, order[:, :, None], example, order[:, None, :]].to(mean.dtype)
-    return GaussianOutputs(
-        form, network.budget, centre=mean, blocks=blocks, points=options.samples, seed=seed, joint=gaussian.cov
-    )
+    return outputs_with(blocks=blocks, joint=gaussian.cov)
 
 
 def normal(network: Network, gaussian: covariance.Functional, options: PredictOptions, seed: int) -> GaussianOutputs:
@@ -101,22 +91,16 @@ def _estimated_belief(
 ) -> GaussianOutputs:
     """With many outputs: the covariance of a fixed set of samples, as a factor where that is smaller than blocks."""
     form = Form(network.axis, network.knowledge.shape(x))
-    if form.outputs <= samples.SAMPLES:
+    few = form.outputs <= samples.SAMPLES
+    if few:
         estimate = samples.sampled_functional(network, la, x, seed, False)
-        mean = form.flatten(estimate.mean if shifted is None else shifted).to(estimate.cov.dtype)
-        return GaussianOutputs(
-            form,
-            network.budget,
-            centre=mean,
-            blocks=estimate.cov.reshape(*mean.shape, -1),
-            points=options.samples,
-            seed=seed,
-        )
-    estimate = samples.sampled_factor(network, la, x, seed)
+    else:
+        estimate = samples.sampled_factor(network, la, x, seed)
     mean = form.flatten(estimate.mean if shifted is None else shifted).to(estimate.cov.dtype)
-    return GaussianOutputs(
-        form, network.budget, centre=mean, blocks=None, points=options.samples, seed=seed, factor=estimate.cov
-    )
+    outputs_with = partial(GaussianOutputs, form, network.budget, centre=mean, points=options.samples, seed=seed)
+    if few:
+        return outputs_with(blocks=estimate.cov.reshape(*mean.shape, -1))
+    return outputs_with(blocks=None, factor=estimate.cov)
 
 
 def sampled_belief(

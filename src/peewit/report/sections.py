@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..figures.style import sentence
 from ..metrics.catalogue import describe
 from ..metrics.results import MethodScores, Results
 from .glossary import BOTH, TERMS
 from .markup import Markup, element, fold, paragraphs, section, table
 from .summary import Answer, answers
-from .words import best, differ, examples, interval, number
+from .words import best, differ, examples, interval, number, setting_text
 
 MAIN = {
     "classification": ("accuracy", "ece", "nll", "brier", "aurc"),
@@ -55,11 +56,6 @@ def methods(report: Results, *figures: Markup) -> Markup:
     ]
     parts.append(element("dl", described, class_="terms"))
     return section("methods", "The methods compared", *parts, *figures)
-
-
-def sentence(text: str) -> str:
-    """With a capital letter."""
-    return text[:1].upper() + text[1:]
 
 
 def scores_table(caption: str, scored: Sequence[MethodScores], names: Sequence[str]) -> Markup:
@@ -130,24 +126,13 @@ def settings(report: Results) -> Markup:
     """What it takes to make the report again."""
     parts: list[Any] = []
     if report.settings:
-        rows = [(key.replace("_", " "), value_text(each)) for key, each in report.settings.items()]
+        rows = [(key.replace("_", " "), setting_text(each)) for key, each in report.settings.items()]
         parts.append(table("Settings", ("setting", "value"), rows))
     if report.versions:
         parts.append(table("Versions", ("software", "version"), list(report.versions.items())))
     if report.notes:
         parts += [element("h3", "Notes"), element("ul", [element("li", note) for note in report.notes])]
     return section("settings", "To reproduce this report", *parts)
-
-
-def value_text(value: Any) -> str:
-    """The value of a setting in words."""
-    if isinstance(value, list | tuple):
-        return ", ".join(map(value_text, value)) or "none"
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {value_text(each)}" for key, each in value.items()) or "none"
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "–"}[value]
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def glossary(report: Results) -> Markup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ..metrics.catalogue import describe, merit
 from ..metrics.results import Estimate, MethodScores, Results
@@ -42,6 +43,17 @@ def number(value: float, percent: bool = False) -> str:
     if percent:
         return f"{100 * value:.1f}{PERCENT}"
     return f"{value:.3f}" if 5e-4 <= abs(value) < 1000 or value == 0 else f"{value:.3g}"
+
+
+def setting_text(value: Any) -> str:
+    """The value of a setting in words."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(setting_text, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {setting_text(each)}" for key, each in value.items()) or "none"
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def interval(value: Estimate, percent: bool = False) -> str:

@@ -20,7 +20,7 @@ from ..curvature.kinds import CurvatureKind, Hessian
 from ..curvature.totals import Totals
 from ..likelihoods import Likelihood
 from ..messages.errors import MismatchError, NotFiniteError, PeewitError
-from ..messages.names import resolve_name
+from ..messages.names import first_names, resolve_name
 from ..network.identity import Identity, digest, fingerprint
 from ..network.modules import device_of, unwrap
 from ..posterior.measure import decompose
@@ -136,27 +136,24 @@ def compare(content: dict[str, Any], model: nn.Module) -> None:
         ([name for name in current if name not in saved], "only the given one has"),
     ):
         if missing:
-            raise MismatchError(f"The network is not the one that was saved: {where} {several(missing)}.")
+            raise MismatchError(
+                f"The network is not the one that was saved: {where} {first_names([*map(repr, missing)])}."
+            )
     changed = [name for name in current if saved[name] != current[name]]
     if changed:
         name = changed[0]
         raise MismatchError(
-            f"The network is not the one that was saved: {several(changed)} differ in shape or dtype; {name!r} had "
-            f"{short(saved[name])} and has {current[name]}."
+            f"The network is not the one that was saved: {first_names([*map(repr, changed)])} differ in shape or "
+            f"dtype; {name!r} had {short(saved[name])} and has {current[name]}."
         )
     prints_of_network = fingerprint(model)
     changed = [name for name in prints_of_network if prints[name] != prints_of_network[name]]
     if changed:
         raise MismatchError(
-            f"The network has other weights or buffers than when it was saved: {several(changed)} differ. A posterior "
-            "holds for the weights it was fitted with alone; load those first, or fit again."
+            "The network has other weights or buffers than when it was saved: "
+            f"{first_names([*map(repr, changed)])} differ. A posterior holds only for the weights it was fitted with; "
+            "load those first, or fit again."
         )
-
-
-def several(names: list[str]) -> str:
-    """The first few of many names."""
-    shown = ", ".join(repr(name) for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 def assemble(

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix
 from ..messages.errors import PeewitError
+from ..messages.names import first_names
 from ..network.failures import FAILURES
 from ..network.kept import CLEAR, kept_tensors
 from ..network.nests import Inputs, map_tensors, take, tensors
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 ALIKE = 1e-6  # outputs that differ by less, beside the largest, may be of equal examples
 EQUAL = "; no batch had two examples that differ"  # until one has
-NAMED = 3  # weights, where there may be many
 COPIES = 14  # of a weight, held at the same time
 
 
@@ -276,8 +276,3 @@ class Comparison:
                 if not bool((gradient[number] - plain[0]).norm() <= self.allowed.relative * plain.norm()):
                     return False
         return True
-
-
-def first_names(names: list[str]) -> str:
-    """The first few of them."""
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
