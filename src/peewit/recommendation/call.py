@@ -28,13 +28,13 @@ from . import recipes
 from .choice import Choice, choose
 from .examples import HeldExamples, refuse_one_shot
 from .result import Recommendation, TriedRecipe
-from .table import growing
+from .table import grow_table
 from .trying import (
     Allowance,
     Attempt,
     Clock,
     RecipeTask,
-    collecting,
+    collect_warnings,
     time_plain_pass,
     try_all,
     tune,
@@ -110,7 +110,7 @@ def recommend(
         timed = 0.0 if seconds is None else time_plain_pass(task, clock, TIMED)
         allowance = Allowance(clock=clock, began=began, seconds=seconds, plain_pass=timed)
         tried = [recipe for recipe in recipes.RECIPES if task.takes(recipe)]
-        with growing(progress, len(tried), known_name(task)) as show:
+        with grow_table(progress, len(tried), known_name(task)) as show:
             attempts = with_intervals(task, try_all(task, tried, allowance, show), DRAWS)
         return finish(task, attempts, choose(task, attempts))
 
@@ -178,7 +178,7 @@ def finish(task: RecipeTask, attempts: list[Attempt], choice: Choice) -> Recomme
     assert la is not None and chosen.fitted is not None
     if chosen.recipe.validated and (task.split or not task.known.whole):
         try:
-            with collecting(texts):
+            with collect_warnings(texts):
                 la = tune(task, chosen.recipe, chosen.fitted, task.validation)
             reasons.append("The posterior returned was then tuned again on all validation data.")
         except Exception as error:
@@ -193,7 +193,7 @@ def finish(task: RecipeTask, attempts: list[Attempt], choice: Choice) -> Recomme
         best=choice.best.row.name,
         table=tuple[TriedRecipe, ...](rows),
         reasons=(*problems_of(task, la), *reasons),
-        code=chosen.recipe.code(recipes.typed(task.likelihood)),
+        code=chosen.recipe.code(recipes.write_value(task.likelihood)),
         known=known_name(task),
     )
 
@@ -202,7 +202,7 @@ def problems_of(task: RecipeTask, la: Laplace) -> list[str]:
     """What is wrong with the network itself, whatever is made of it."""
     texts: list[str] = []
     try:
-        with collecting(texts):
+        with collect_warnings(texts):
             findings = la.diagnose(task.train, memory=task.memory)
     except Exception:  # the recommendation stands without it
         return []

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..messages.errors import PeewitError
-from .examples import listed
 from .trying import Attempt, RecipeTask, nll
 
 LIKELY = 3.0  # nats between two evidences, from which on they tell recipes apart: a factor of 20 in probability
@@ -29,7 +28,7 @@ def choose(task: RecipeTask, attempts: Sequence[Attempt]) -> Choice:
         for attempt in attempts:
             if attempt.row.problem and attempt.recipe.baseline is None:
                 problems.setdefault(attempt.row.problem, []).append(attempt.row.name)
-        told = " ".join(f"{listed(names)}: {problem}" for problem, names in problems.items())
+        told = " ".join(f"{list_quoted(names)}: {problem}" for problem, names in problems.items())
         raise PeewitError(f"No recipe has a posterior to recommend. {told}".rstrip())
     scored = [attempt for attempt in attempts if nll(attempt) < float("inf")]
     if task.validation is not None and any(attempt.la is not None for attempt in scored):
@@ -65,7 +64,7 @@ def by_validation(task: RecipeTask, ranked: Sequence[Attempt]) -> Choice:
     same = [each.row.name for each in ranked[1:] if each not in (plain, posterior) and not apart(each)]
     if same:
         reasons.append(
-            f"These examples do not tell {best.row.name!r} from {listed(same)}: the differences may be chance."
+            f"These examples do not tell {best.row.name!r} from {list_quoted(same)}: the differences may be chance."
         )
     return Choice(best=best, posterior=posterior, reasons=(*reasons, *about_split(task, ranked)))
 
@@ -77,12 +76,12 @@ def about_split(task: RecipeTask, ranked: Sequence[Attempt]) -> list[str]:
         return []
     if not task.split:
         return [
-            f"The same {len(task.known):,} validation examples tuned {listed(tuned)} and chose among all, since they "
+            f"The same {len(task.known):,} validation examples tuned {list_quoted(tuned)} and chose among all, since they "
             "are too few for two halves: the NLL of these rows looks a little better than it is."
         ]
     assert task.tuning is not None
     return [
-        f"Half of the validation examples ({len(task.tuning):,}) tuned {listed(tuned)}, and the other half chose, so "
+        f"Half of the validation examples ({len(task.tuning):,}) tuned {list_quoted(tuned)}, and the other half chose, so "
         "that no recipe was scored on what it was tuned on."
     ]
 
@@ -181,8 +180,14 @@ def about_problems(attempts: Sequence[Attempt]) -> list[str]:
     """What is not in the comparison."""
     untried = [each.row.name for each in attempts if each.row.problem.startswith("not tried")]
     failed = [each.row.name for each in attempts if each.row.problem and each.row.name not in untried]
-    sentences = [f"Not tried, for lack of time: {listed(untried)}."] if untried else []
-    return [*sentences, f"Failed, or without scores, see the table: {listed(failed)}."] if failed else sentences
+    sentences = [f"Not tried, for lack of time: {list_quoted(untried)}."] if untried else []
+    return [*sentences, f"Failed, or without scores, see the table: {list_quoted(failed)}."] if failed else sentences
+
+
+def list_quoted(names: Sequence[str]) -> str:
+    """`'a', 'b' and 'c'`."""
+    names = [repr(name) for name in names]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else list(names))
 
 
 def difference(attempt: Attempt) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,9 +70,3 @@ def refuse_one_shot(batches: Batches, name: str) -> None:
             f"{name} is a one-shot iterator, and every recipe passes over it; expected a DataLoader, a list of batches "
             "or tensors."
         )
-
-
-def listed(names: Sequence[str]) -> str:
-    """`'a', 'b' and 'c'`."""
-    names = [repr(name) for name in names]
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else list(names))

@@ -52,10 +52,10 @@ class Recipe:
 
 def keywords(options: Mapping[str, Any]) -> list[str]:
     """Options as they are typed."""
-    return [f"{name}={typed(value)}" for name, value in options.items()]
+    return [f"{name}={write_value(value)}" for name, value in options.items()]
 
 
-def typed(value: Any) -> str:
+def write_value(value: Any) -> str:
     """A value as it is typed: texts in double quotes, values of the library's own with its name before theirs."""
     if isinstance(value, str):
         return f'"{value}"'

@@ -73,7 +73,7 @@ def text(rows: Sequence[TriedRecipe], known: str) -> list[str]:
 
 
 @contextmanager
-def growing(show: bool, recipes: int, known: str) -> Iterator[Show]:
+def grow_table(show: bool, recipes: int, known: str) -> Iterator[Show]:
     """A table on stderr that is drawn anew as rows are done, above a bar; gone at the end."""
     if not show:
         yield lambda rows, at_work: None

@@ -135,7 +135,7 @@ def attempt_recipe(task: RecipeTask, recipe: Recipe, fits: dict[str, Laplace], c
     row = TriedRecipe(name=recipe.name, tuned_on_validation=recipe.validated)
     attempt = Attempt(recipe=recipe, row=row)
     try:
-        with collecting(texts):
+        with collect_warnings(texts):
             attempt = make(task, attempt, fits, texts)
             attempt = score_if_possible(task, attempt)
     except Exception as error:  # of the network's own too, or no memory: nothing of it is used
@@ -145,7 +145,7 @@ def attempt_recipe(task: RecipeTask, recipe: Recipe, fits: dict[str, Laplace], c
 
 
 @contextlib.contextmanager
-def collecting(texts: list[str]) -> Iterator[None]:
+def collect_warnings(texts: list[str]) -> Iterator[None]:
     """Warnings go into a list, and nowhere else; also where something is raised."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
