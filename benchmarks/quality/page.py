@@ -82,9 +82,7 @@ def completeness(board: Board) -> list[str]:
     ]
     strangers = board.strangers()
     if strangers:
-        lines.append(
-            f"{strangers:,} cases are of networks that were trained anew later, and are left out of differences."
-        )
+        lines.append(f"{strangers:,} cases are of networks that were trained elsewhere; no difference has them.")
     if any(content["reduced"] for content in board.contents.values()):
         lines.append("**These are results of a reduced run: too few data to judge by.**")
     return [" ".join(lines), ""]

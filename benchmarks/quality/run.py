@@ -214,7 +214,7 @@ def run_split(options: Options, name: str, split: int) -> None:
     results = Results.of(options, task)
     if not results.stored or results.is_done(split):
         return
-    if task.kind == "table":
+    if task.kind != "image":
         torch.set_num_threads(1)  # quicker for small products, and the same networks wherever it runs
     began = time.perf_counter()
     keys = [f"{training}/{split}" for training in task.trainings if training in options.trainings]

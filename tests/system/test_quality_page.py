@@ -1,0 +1,192 @@
+"""The page of the benchmark of quality: means, paired differences, goals and tables, from files made up here."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.quality import board, cells, goals, overview, page, sections, store
+
+Record = dict[str, Any]
+SPLITS, TRAININGS = range(3), ("early", "fixed")
+MACHINE = {"device": "abacus", "torch": "2", "python": "3", "laplace-torch": None}
+
+
+def classes(nll: float, auroc: float = 0.7, mutual: float | None = None, **more: Any) -> Record:
+    """A record of a task of classes."""
+    score = {"entropy": auroc} | ({} if mutual is None else {"mutual information": mutual})
+    figures = {"nll": nll, "brier": 0.2, "ece": 0.05, "accuracy": 0.9}
+    return {"figures": figures, "unknown": {"far": score}, "shifted": {"noise": figures}, **common(more)}
+
+
+def numbers(nll: float, coverage: float = 0.9, auroc: float = 0.5, **more: Any) -> Record:
+    """A record of a task of numbers."""
+    figures = {"nll": nll, "crps": 0.3, "rmse": 0.5, "coverage": coverage, "width": 2.0}
+    return {"figures": figures, "unknown": {"far": {"variance": auroc}}, "shifted": {}, **common(more)}
+
+
+def common(more: dict[str, Any]) -> dict[str, Any]:
+    return {"network": "abc", "cost": {"fit": 2.0, "predict": 3.0, "seconds": 0.5}, "settings": {}, **more}
+
+
+def write(
+    folder: Path, task: str, way: str, half: str, make: Callable[[int, str], Record], kind: str = "table"
+) -> None:
+    """All cases of a way."""
+    cases = {f"{training}/whole/{split}": make(split, training) for training in TRAININGS for split in SPLITS}
+    first = next(iter(cases.values()))
+    likelihood = "regression" if "figures" in first and "crps" in first["figures"] else "classification"
+    validated = way.startswith(("validation", "temperature"))
+    header = {"likelihood": likelihood, "kind": kind, "half": half, "validated": validated, "reduced": False}
+    store.add(folder, task, way, {**header, "machine": MACHINE}, cases)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A task of classes on each half, and one of numbers to choose on."""
+    for task, half in (("first", "choose"), ("second", "confirm")):
+        harm = 0.1 if task == "first" else 0.0
+        write(tmp_path, task, "plain", half, lambda split, _: classes(0.5 + 0.1 * split))
+        write(tmp_path, task, "temperature", half, lambda split, _: classes(0.45 + 0.1 * split, 0.72))
+        write(tmp_path, task, "temperature, stop data", half, lambda split, _: classes(0.46 + 0.1 * split, 0.72))
+        write(tmp_path, task, "validation", half, lambda split, _: classes(0.44 + 0.1 * split, 0.75, 0.8))
+        write(tmp_path, task, "recipe", half, recipe_of(harm))
+        write(tmp_path, task, "evidence", half, lambda split, how: failing(split, how))
+    write(tmp_path, "third", "plain", "choose", lambda *_: numbers(150.0, 0.5))
+    write(tmp_path, "third", "temperature", "choose", lambda *_: numbers(1.0))
+    write(tmp_path, "third", "validation", "choose", lambda *_: numbers(1.2, 0.99, 0.6))
+    return tmp_path
+
+
+def recipe_of(harm: float) -> Callable[[int, str], Record]:
+    """Better without a warning, but for the harm in networks of a fixed number of steps, which was warned of once."""
+
+    def make(split: int, training: str) -> Record:
+        if training == "fixed" and harm:
+            told = {"warned": ["TuningWarning: effective dimensions 12.5 of 30"]} if split == 0 else {}
+            return classes(0.5 + 0.1 * split + harm, 0.55, 0.9, **told)
+        return classes(0.5 + 0.1 * split - 0.02 * (1 + split), 0.8, 0.9)
+
+    return make
+
+
+def failing(split: int, training: str) -> Record:
+    if training == "fixed" and split == 1:
+        return {"network": "abc", "failure": "RuntimeError: out of | memory"}
+    return classes(0.9)
+
+
+def task_of(read: board.Board, name: str) -> board.TaskInfo:
+    return next(task for task in read.tasks if task.name == name)
+
+
+def test_means_and_errors_are_over_splits(folder: Path) -> None:
+    read = board.Board.read(folder)
+    values = read.differences("second", "recipe", "plain", board.figure("nll"))
+    estimate = board.average(values)
+    expected = [-0.02, -0.04, -0.06]
+    assert estimate is not None and estimate.splits == 3
+    assert estimate.mean == pytest.approx(-0.04)
+    assert estimate.error == pytest.approx(2 * statistics.stdev(expected) / math.sqrt(3))
+    mixed = board.average(read.differences("first", "recipe", "plain", board.figure("nll")))
+    assert mixed is not None and mixed.mean == pytest.approx((0.1 - 0.04) / 2)
+
+
+def test_splits_with_gaps_are_left_out_of_means(folder: Path) -> None:
+    read = board.Board.read(folder)
+    estimate = board.average(read.values("first", "evidence", board.figure("nll")))
+    assert estimate is not None and estimate.splits == 2
+    single = board.average({"early/whole/0": 1.0})
+    assert single is not None and math.isnan(single.error)
+    assert board.average({}) is None
+
+
+def test_only_the_same_networks_are_compared(folder: Path) -> None:
+    write(folder, "second", "validation", "confirm", lambda *_: classes(0.1, network="other"))
+    read = board.Board.read(folder)
+    assert read.differences("second", "validation", "plain", board.figure("nll")) == {}
+    assert read.strangers() == 6
+    assert "6 cases are of networks that were trained elsewhere" in page.page(read)
+
+
+def test_goals(folder: Path) -> None:
+    read = board.Board.read(folder)
+    by_half = dict(cells.halves(read))
+    assert [task.name for task in read.tasks] == ["second", "first", "third"]
+
+    def judge(number: int, half: str) -> goals.Verdict:
+        return goals.GOALS[number].judge(read, by_half[half])
+
+    assert judge(0, "confirm") == goals.Verdict(True, "1 of 1 tasks")
+    assert judge(0, "choose") == goals.Verdict(False, "1 of 2 tasks; missed: third +0.200")
+    assert judge(1, "confirm").met is True
+    assert judge(1, "all") == goals.Verdict(
+        False, "validation 0.760, plain 50.400, temperature 0.700 (+0.060)"
+    )  # on the mean over all three
+    assert judge(2, "confirm") == goals.NOTHING
+    assert judge(2, "choose") == goals.Verdict(False, "mean 99.0% (tasks: 1); outside: third 99.0%")
+    assert judge(3, "all") == goals.Verdict(True, "3 of 3 tasks (by mutual information 3 of 3)")
+    assert judge(4, "confirm") == goals.Verdict(True, "1 of 1 tasks")
+    assert judge(4, "choose") == goals.Verdict(False, "0 of 1 tasks; missed: first +0.030")
+    assert judge(5, "choose").text == "0 of 1 tasks; missed: first -0.025 (by mutual information 1 of 1)"
+    assert judge(6, "choose").text == "1 of 3 runs that got worse; the largest harm without a warning: first +0.100"
+    assert judge(6, "confirm") == goals.Verdict(True, "no run got worse")
+    assert judge(7, "all") == goals.Verdict(True, "0 of 9 runs that improved (0.0%)")
+
+
+def test_two_standard_errors_are_allowed() -> None:
+    few = board.Estimate(mean=0.1, error=0.2, splits=3)
+    assert goals.allowed(few) == 0.2
+    assert goals.allowed(board.Estimate(mean=0.1, error=0.001, splits=3)) == goals.ALLOWED
+    assert goals.allowed(board.Estimate(mean=0.1, error=math.nan, splits=1)) == goals.ALLOWED
+
+
+def test_tables(folder: Path) -> None:
+    read = board.Board.read(folder)
+    rows = {row[0]: row for row in sections.validated_nll(read).rows}
+    assert rows["third"] == (
+        *("third", "choose", "150", "1.000", "1.200", "+0.200 ± 0.000", "+0.200 ± 0.000", "+0.200 ± 0.000"),
+        *("temperature", "0.005", "**no**"),
+    )
+    assert rows["second"][7:] == ("-0.010 ± 0.000", "temperature", "0.005", "yes")
+    unvalidated = {row[0]: row for row in sections.unvalidated_nll(read).rows}
+    assert unvalidated["first"][4:] == ("-0.040 ± 0.023", "+0.100 ± 0.000", "+0.030 ± 0.012", "**no**")
+    assert sections.intervals(read).rows[0][2:] == (
+        "50.0%, 2.00",
+        "90.0%, 2.00",
+        "99.0%, 2.00",
+        "not measured",
+        "**no**",
+    )
+    assert ("choose", "worse", "3", "1", "33.3%") in sections.warnings_by_run(read).rows
+    assert sections.warnings_by_text(read).rows == (("TuningWarning: effective dimensions # of #", "0", "0", "1"),)
+    stopped = {row[0]: row for row in overview.on_stopping_data(read).rows}
+    assert stopped["first"][4:] == ("+0.010 ± 0.000", "", "", "not measured")
+    ways = {row[0]: row for row in overview.all_ways(read, "choose", "classification").rows}
+    assert ways["evidence"] == ("evidence", "+0.300 / +0.300 / failed 1 of 6")
+    assert overview.costs(read).rows[0] == ("plain", *("2", "-", "-"), *("3", "-", "-"), *("0.5", "-", "-"))
+
+
+def test_a_page_from_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "FINDINGS", tmp_path / "findings.md")
+    (tmp_path / "findings.md").write_text("## What we found\n\nThis.\n", encoding="utf-8")
+    target = tmp_path / "docs" / "quality.md"
+    page.main(["--results", str(folder), "--markdown", str(target), "--figures", str(tmp_path / "docs" / "figures")])
+    text = target.read_text(encoding="utf-8")
+    assert text.index("## The goals") < text.index("## What we found") < text.index("## How it was measured")
+    assert "| third | choose | 150 |" in text
+    assert "- choose: **missed**, 1 of 2 tasks; missed: third +0.200." in text
+    assert "not measured" in text and "failed 1 of 6" in text
+    for name in ("nll-classes", "nll-numbers", "coverage"):
+        assert f"](figures/{name}.png)" in text
+        assert (tmp_path / "docs" / "figures" / f"{name}.png").stat().st_size > 5000
+
+
+def test_a_page_needs_results(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="measure first"):
+        page.main(["--results", str(tmp_path)])
