@@ -76,13 +76,13 @@ def about_split(task: RecipeTask, ranked: Sequence[Attempt]) -> list[str]:
         return []
     if not task.split:
         return [
-            f"The same {len(task.known):,} validation examples tuned {list_quoted(tuned)} and chose among all, since they "
-            "are too few for two halves: the NLL of these rows looks a little better than it is."
+            f"The same {len(task.known):,} validation examples tuned {list_quoted(tuned)} and chose among all, since "
+            "they are too few for two halves: the NLL of these rows looks a little better than it is."
         ]
     assert task.tuning is not None
     return [
-        f"Half of the validation examples ({len(task.tuning):,}) tuned {list_quoted(tuned)}, and the other half chose, so "
-        "that no recipe was scored on what it was tuned on."
+        f"Half of the validation examples ({len(task.tuning):,}) tuned {list_quoted(tuned)}, and the other half "
+        "chose, so that no recipe was scored on what it was tuned on."
     ]
 
 
