@@ -7,17 +7,16 @@ to be copied.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,6 +24,7 @@ from torch.nn import functional as F
 import peewit as pw
 from peewit.data import FASHION_MNIST_CLASSES, fashion_mnist
 from peewit.metrics import accuracy, auroc, brier, ece, nll
+from peewit.runtime import progress
 
 # The last two classes are held out because they are the last: nobody chose them by what comes out. One of them, the
 # ankle boots, resembles classes that the network knows (sneakers, sandals), the other, the bags, none.
@@ -194,16 +194,9 @@ def compare(data: Data, console: Console, epochs: int) -> tuple[list[DemoScores]
     return scores, posteriors
 
 
-@contextmanager
-def stage(console: Console, what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """Show that something is at work, and how long it took once it is done."""
-    began = time.perf_counter()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    left = () if total is None else (TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, *left, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda: progress.advance(task)
-    console.print(f"  {what}: {time.perf_counter() - began:.1f} s", highlight=False)
+def stage(console: Console, what: str, total: int | None = None) -> AbstractContextManager[Callable[[], None]]:
+    """Show a step of the demo, and how long it took."""
+    return progress.stage(console, what, total, console.is_terminal, partial(console.print, highlight=False))
 
 
 def show(scores: list[DemoScores], console: Console, quick: bool) -> None:

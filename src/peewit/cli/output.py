@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +15,9 @@ from typing import Any, TextIO
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..runtime.progress import stage
 from ..storage.atomic import beside
 
 
@@ -56,21 +55,11 @@ class Voice:
                 self.out.width = max(self.out.width, Measurement.get(self.out, everything, line).maximum)
             self.out.print(line, highlight=False, markup=False, soft_wrap=isinstance(line, str))
 
-    @contextmanager
-    def stage(self, what: str, total: int | None = None, with_bar: bool = True) -> Iterator[Callable[[], None]]:
-        """Show that something is at work, with the time left where it is known, and how long it took.
-
-        Not `own`: the work has a bar itself, and two would be drawn over each other.
-        """
-        began = time.perf_counter()
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        left = () if total is None else (TextColumn("left"), TimeRemainingColumn())
-        with Progress(
-            *columns, *left, console=self.err, transient=True, disable=not (with_bar and self.progress)
-        ) as bar:
-            task = bar.add_task(what, total=total)
-            yield lambda: bar.advance(task)
-        self.say(f"  {what}: {time.perf_counter() - began:.1f} s")
+    def stage(
+        self, what: str, total: int | None = None, with_bar: bool = True
+    ) -> AbstractContextManager[Callable[[], None]]:
+        """Show a step of the command, and how long it took; without a bar if the step draws its own."""
+        return stage(self.err, what, total, with_bar and self.progress, self.say)
 
 
 OWN: ContextVar[TextIO | None] = ContextVar("OWN", default=None)

@@ -1,24 +1,28 @@
-"""Progress of long work, shown with rich when asked for."""
+"""Progress bars of long work, drawn by rich if the caller wants them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Off by default: a library does not print unasked."""
+    """Progress bars, off by default: a library prints only on request."""
 
     show: bool = False
     bars: list[Any] = field(default_factory=list, compare=False)
 
     def track(self, items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
-        """Pass items on, with a bar."""
+        """Yield the items, with a bar."""
         if not self.show:
             yield from items
             return
@@ -45,3 +49,20 @@ class Progress:
 
 
 QUIET = Progress()
+
+
+@contextmanager
+def stage(
+    console: Console, what: str, total: int | None, bar: bool, say: Callable[[str], None]
+) -> Iterator[Callable[[], None]]:
+    """Show a bar for one step of a command, with the time left if `total` is known; say how long the step took."""
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    began = time.perf_counter()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    left = () if total is None else (TextColumn("left"), TimeRemainingColumn())
+    with Bars(*columns, *left, console=console, transient=True, disable=not bar) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda: bars.advance(task)
+    say(f"  {what}: {time.perf_counter() - began:.1f} s")
