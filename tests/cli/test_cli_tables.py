@@ -170,7 +170,7 @@ def test_every_command_matches_names(given: str, place: str, capsys: pytest.Capt
         ("1,2,low\n3,4,top\n", "", "begins with 1, 2, low; the table of the fit had the header"),
         ("1,2,low,4\n", "--no-header", "has 4 columns; expected 2 inputs and 1 target, or the inputs alone"),
         ("a,b\n1,\n", "", "row 1, column 'b' holds ''; expected a number"),
-        ("a,b\n1,2\n", "--classes top,middle,low", "the posterior was fitted with low, middle, top. Leave --classes out"),
+        ("a,b\n1,2\n", "--classes top,middle,low", "fitted with low, middle, top. Leave --classes out"),
         ("a,b\n1,2\n", "--level 2", "level = 2.0 was given; expected a probability, 0 < level < 1"),
         ("a,b\n1,2\n", "--level 0", "0 < level < 1"),
         ("a,b\n1,2\n", "--set predict.level=1", "0 < level < 1"),

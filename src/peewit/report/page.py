@@ -35,7 +35,7 @@ NAMES = {
     "posterior": "Posterior",
     "coverage": "Weights",
     "settings": "Settings",
-    "glossary": "Words",
+    "glossary": "Glossary",
 }
 
 

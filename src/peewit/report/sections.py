@@ -142,4 +142,4 @@ def glossary(report: Results) -> Markup:
         for word, (meaning, task) in TERMS.items()
         if task in (BOTH, report.task)
     ]
-    return section("glossary", "Words", element("dl", terms, class_="terms"))
+    return section("glossary", "Glossary", element("dl", terms, class_="terms"))
