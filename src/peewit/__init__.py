@@ -14,7 +14,7 @@ from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, Heteroscedast
 from .messages.elsewhere import PACKAGE
 from .messages.errors import ArgumentTypeError, MismatchError, MissingPackageError, NotFiniteError, PeewitError
 from .messages.names import nearest
-from .messages.warnings import RoundingWarning, TuningWarning
+from .messages.warnings import RoundingWarning, TuningWarning, UnderconfidenceWarning
 from .posterior.coverage import Coverage
 from .posterior.evidence import Evidence
 from .posterior.linear_mode import LinearMode
@@ -82,6 +82,7 @@ __all__ = [
     "Sweep",
     "Trace",
     "TuningWarning",
+    "UnderconfidenceWarning",
     "__version__",
     "evaluate",
     "figures",

@@ -344,7 +344,7 @@ class Laplace:
     @entry_point
     def tune(
         self,
-        method: tuning.TuneMethod = "evidence",
+        method: tuning.TuneMethod | None = None,
         *,
         parameters: Sequence[tuning.TuneParameter] | None = None,
         train: Data | None = None,

@@ -325,6 +325,8 @@ def test_a_posterior_at_its_linear_mode_needs_the_training_data(options: dict[st
     scored = {"validation": data} if options.get("method") == "validation" else {}
     with pytest.raises(pw.PeewitError, match=r"linear mode.*use tune\(train=\.\.\.\), or at='trained_weights'"):
         la.at_linear_mode(data).tune(**options, **scored)
+    if not options:  # what chooses the method "training", tested in test_training.py
+        return
     with pytest.raises(pw.PeewitError, match=r"train= was given, but nothing here passes over the training data"):
         la.tune(train=data, **options, **scored)
 
@@ -463,13 +465,16 @@ def test_roundings_turn_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
             r"at='linear_mode' with method='validation', whose score",
         ),
         ({"at": "linear_mode", "method": "grid"}, r"at='linear_mode' with method='grid'.*use method='evidence'"),
-        ({"train": ()}, r"train= was given.*use at='linear_mode' with it"),
+        ({"method": "evidence", "train": ()}, r"train= was given.*use at='linear_mode' with it"),
         ({"memory": 1e9}, r"memory= is for passes over data; use it with at=.linear_mode. or validation="),
         (
             {"at": "linear_mode", "train": (), "parameters": ["temperature"]},
             r"The evidence cannot choose a temperature",
         ),
-        ({"at": "linear_mode", "train": (), "grid": [1.0]}, r"grid= was given, but method='evidence' has none"),
+        (
+            {"method": "evidence", "at": "linear_mode", "train": (), "grid": [1.0]},
+            r"grid= was given, but method='evidence' has none",
+        ),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], words: str) -> None:

@@ -52,3 +52,18 @@ class TuningWarning(UserWarning):
         >>> tuned.trace.converged
         False
     """
+
+
+class UnderconfidenceWarning(TuningWarning):
+    """Predictions of the tuned posterior may be much less sure than they should be.
+
+    `la.tune` gives it where the evidence alone chose prior and noise and the posterior shows a sign of it, such as
+    more effective dimensions than half of the labels. The warning names the ways out. It does not concern the evidence
+    itself: ignore it where models are compared.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", pw.UnderconfidenceWarning)
+        ...     evidence = la.tune().log_evidence()
+    """

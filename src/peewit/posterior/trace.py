@@ -48,6 +48,8 @@ class Trace:
         decrements: `1/2 g^T P^-1 g` of the linear model's loss (steps,); empty unless its mode was sought.
         gradients: Lengths `|g|` of its gradient (steps,); empty unless its mode was sought.
         products: Products over all data taken so far (steps,); empty unless its mode was sought.
+        raised: Factor by which the best prior precision was then raised so that predictions explain the training data;
+            1 unless `method` is "training".
 
     Example:
         >>> trace = la.tune().trace
@@ -69,6 +71,7 @@ class Trace:
     decrements: tuple[float, ...] = ()
     gradients: tuple[float, ...] = ()
     products: tuple[float, ...] = ()
+    raised: float = 1.0
 
     @staticmethod
     def of(
@@ -129,6 +132,8 @@ class Trace:
             precisions = self.precisions[self.best].tolist()
             words = ", ".join(f"{name} {value:.4g}" for name, value in zip(self.groups, precisions, strict=True))
             lines.append(f"  precision: {words}")
+        if self.raised != 1:
+            lines.append(f"  precision then raised {self.raised:.3g}-fold to explain the training data")
         if self.products:
             lines.append(f"  {self.products[-1]:g} products over the data")
         if self.noises:

@@ -26,9 +26,13 @@ OFF = 1e-3  # effective dimensions below which a group is switched off
 
 def noise_limits(la: PosteriorState) -> tuple[float, float]:
     """From the residuals, so that units do not matter; the best noise is never below their root mean square."""
-    energy, scalars = la.totals.energy, max(la.totals.scalars, 1.0)
-    middle = math.sqrt(2 * energy / scalars) or float(la.likelihood.noise_precision) ** -0.5
+    middle = residual_noise(la) or float(la.likelihood.noise_precision) ** -0.5
     return middle / NOISES, middle * NOISES
+
+
+def residual_noise(la: PosteriorState) -> float:
+    """The root mean square of the network's residuals on its training data."""
+    return math.sqrt(2 * la.totals.energy / max(la.totals.scalars, 1.0))
 
 
 def bounds(la: PosteriorState, settings: TuningSettings, profile: Profile) -> tuple[TuningRange, Tensor]:

@@ -12,12 +12,14 @@ from torch import Tensor
 from ..posterior.trace import Trace, TuningStep
 from ..predictions.shared import Setting
 from ..priors.prior import Prior
-from .by_evidence import noise_limits, noise_of
+from .by_evidence import noise_limits, noise_of, residual_noise
 from .options import TEMPERATURES, TuningSettings
 from .validation import mean_nlls, minimise, no_finite_score, scan, shared_predictions
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
+
+NONE = ": on these data no uncertainty of the weights is best, and predictions are the network's own"
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,19 @@ class Coordinates:
         return lambda: self.at(mean, noise if settings.noise else None, temperature if settings.temperature else None)
 
 
+def noise_range(la: PosteriorState) -> tuple[float, float]:
+    """No less than the training residuals: on few data a smaller noise is an accident, and fails on the next ones."""
+    quiet, loud = noise_limits(la)
+    return max(quiet, residual_noise(la)), loud
+
+
 def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
     """The least NLL of the predictive that will be used, over a factor of the prior, the noise and the temperature."""
     shared = shared_predictions(la, settings)
     coordinates, mean = Coordinates.of(la)
     free = [settings.prior, settings.noise, settings.temperature]
     noise = float(la.likelihood.noise_precision) ** -0.5
-    ends = [settings.limits, noise_limits(la) if settings.noise else (noise, noise), TEMPERATURES]
+    ends = [settings.limits, noise_range(la) if settings.noise else (noise, noise), TEMPERATURES]
     begin = [math.log(value) for value in (mean, noise, la.temperature)]
     axes = [axis for axis, tuned in enumerate(free) if tuned]
     steps: list[TuningStep] = []
@@ -92,15 +100,22 @@ def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorStat
     offsets = {0: (-6.9, -4.6, -2.3, 2.3, 4.6, 6.9), 1: (-1.4, -0.7, 0.7, 1.4), 2: (-2.3, -1.1, 1.1, 2.3)}
     chosen_offsets = {number: offsets[axis] for number, axis in enumerate(axes)}
     first = scan(score, [begin[axis] for axis in axes], chosen_offsets, ahead)
+    converged = minimise(score, first, 0.7, settings.tolerance, settings.steps, ahead)
+    if settings.prior:  # predictions of the network itself, with the noise that suits them
+        certain = [math.log(ends[0][1]), *(begin[axis] for axis in axes[1:])]
+        others = {number: tried for number, tried in chosen_offsets.items() if number > 0}
+        second = scan(score, certain, others, ahead)
+        converged &= minimise(score, second, 0.7, settings.tolerance, settings.steps, ahead)
     if not math.isfinite(min(seen.values())):
         raise no_finite_score("that the search begins with")
-    converged = minimise(score, first, 0.7, settings.tolerance, settings.steps, ahead)
     best = min(seen, key=lambda key: seen[key])
     words = ["The geometric mean of the precisions", "The noise", "The temperature"]
     warnings = [
-        f"{words[axis]} is at the {'largest' if top else 'smallest'} allowed, {ends[axis][top]:.3g}."
+        f"{words[axis]} is at the {'largest' if top else 'smallest'} allowed, {ends[axis][top]:.3g}"
+        f"{NONE if (axis, top) == (0, 1) else ''}."
         for axis in axes
         for top in (0, 1)
+        if (axis, top) != (1, 0)  # a noise as small as the training residuals is nothing odd
         if abs(best[axis] - math.log(ends[axis][top])) < 1e-2
     ]
     stopped = (

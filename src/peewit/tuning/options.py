@@ -18,14 +18,14 @@ from ..posterior.linear_mode import At, check_at
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
-TuneMethod: TypeAlias = Literal["evidence", "fixed_point", "validation", "grid"]
+TuneMethod: TypeAlias = Literal["evidence", "fixed_point", "training", "validation", "grid"]
 TuneParameter: TypeAlias = Literal["prior", "noise", "temperature"]
 PARAMETERS: tuple[TuneParameter, ...] = get_args(TuneParameter)
 METHODS: tuple[TuneMethod, ...] = get_args(TuneMethod)
 LIMITS = (1e-10, 1e10)  # of precisions
 TEMPERATURES = (1e-4, 1e4)
-STEPS = {"evidence": 200, "fixed_point": 1000, "validation": 60, "grid": 0}
-TOLERANCES = {"evidence": 1e-6, "fixed_point": 1e-7, "validation": 1e-3, "grid": 0.0}
+STEPS = {"evidence": 200, "fixed_point": 1000, "training": 200, "validation": 60, "grid": 0}
+TOLERANCES = {"evidence": 1e-6, "fixed_point": 1e-7, "training": 1e-6, "validation": 1e-3, "grid": 0.0}
 TURNS, TURNED = 100, 1e-2  # steps and tolerance with at='linear_mode': a hundredth of a precision
 Grid: TypeAlias = Sequence[float] | Tensor | Mapping[TuneParameter, Sequence[float] | Tensor]
 
@@ -37,6 +37,17 @@ class Passing:
     at: At | None = None  # None: where the posterior has it
     memory: float | None = None
     progress: bool = False
+
+    def check_training(self, train: Data | None, usual: bool) -> bool:
+        """Whether method='training' takes the evidence at the linear mode: where `usual`, unless at= says more."""
+        if self.at is not None:
+            check_at(self.at)
+        if train is None:
+            raise PeewitError(
+                "method='training' passes over the training data; give it as train=(x, y) or a DataLoader, or use "
+                "method='evidence', which needs none."
+            )
+        return usual if self.at is None else self.at == "linear_mode"
 
     def check(self, method: str, train: Data | None, validated: bool, held: bool) -> bool:
         """Whether the result is to be at its linear mode, as a posterior that held one; contradictions are refused."""
@@ -91,7 +102,7 @@ class TuningSettings:
 
     @property
     def by_evidence(self) -> bool:
-        """Whether the evidence is climbed, not scored."""
+        """Whether the evidence alone is climbed."""
         return self.method in ("evidence", "fixed_point")
 
 
@@ -160,9 +171,18 @@ def as_limits(limits: Any) -> tuple[float, float]:
     return ends[0], ends[1]
 
 
+def method_for(train: Data | None, validation: Data | None, grid: Grid | None, at: At | None) -> TuneMethod:
+    """The method where none was named: what the data that were given allow."""
+    if grid is not None:
+        return "grid"
+    if validation is not None:
+        return "validation"
+    return "training" if train is not None and at is None else "evidence"
+
+
 def check_settings(
     la: PosteriorState,
-    method: TuneMethod,
+    method: TuneMethod | None,
     parameters: Sequence[TuneParameter] | None,
     train: Data | None,
     validation: Data | None,
@@ -174,20 +194,26 @@ def check_settings(
     passing: Passing,
 ) -> TuningSettings:
     """Check what belongs together."""
+    if method is None:
+        method = method_for(train, validation, grid, passing.at)
     if not isinstance(method, str):
         raise ArgumentTypeError(
             f"method is a {type(method).__name__}; expected one of {', '.join(METHODS)}. Validation data are "
             "validation=."
         )
     check_name(method, METHODS, "method")
-    linear = passing.check(method, train, validation is not None, la.linear_mode is not None)
+    noisy = isinstance(la.likelihood, WithNoise)
+    held = la.linear_mode is not None
+    if method == "training":
+        linear = passing.check_training(train, held or noisy)
+    else:
+        linear = passing.check(method, train, validation is not None, held)
     check_kinds(grid, steps, tolerance, predict)
     named: set[str] = {*grid} if isinstance(grid, Mapping) else set() if grid is None else {"prior"}
-    noisy = isinstance(la.likelihood, WithNoise)
     tuned = select_parameters(parameters, named & {*PARAMETERS}, noisy, method)
     if tuned["noise"] and not noisy:
         raise PeewitError(f"parameters has 'noise', but {type(la.likelihood).__name__} has none.")
-    by_evidence = method in ("evidence", "fixed_point")
+    by_evidence = method in ("evidence", "fixed_point", "training")
     if tuned["temperature"] and (by_evidence or validation is None):
         raise PeewitError(
             "The evidence cannot choose a temperature: it only grows as the likelihood counts less. "

@@ -1,4 +1,4 @@
-"""Choosing prior precisions, noise and temperature: by the evidence, by validation data, or on a grid."""
+"""Choosing prior precisions, noise and temperature: by the evidence, training or validation data, or on a grid."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..linear_model.find import STEPS, TOLERANCE, find
-from ..messages.warnings import TuningWarning, warn
+from ..messages.warnings import TuningWarning, UnderconfidenceWarning, warn
 from ..posterior.resolution import warn_of_rounding
 from ..priors.prior import Number, Prior
 from ..runtime.progress import Progress
 from .alternate import alternate
 from .by_evidence import by_evidence
 from .by_grid import by_grid
+from .by_training import by_training
 from .by_validation import by_validation
+from .cautions import cautions
 from .options import TuningSettings
 
 if TYPE_CHECKING:
@@ -24,8 +26,12 @@ def tune(la: PosteriorState, settings: TuningSettings, start: Prior | Number | N
     """Tune from the prior it has or from another start, and warn of what was odd on the way."""
     posterior = dispatch(la, settings, start)
     assert posterior.trace is not None
+    doubts = cautions(posterior, settings)
     for text in posterior.trace.warnings:
         warn(text, TuningWarning)
+    for text in doubts:
+        warn(text, UnderconfidenceWarning)
+        posterior = replace(posterior, trace=posterior.trace.with_warning(text))
     warn_of_rounding(posterior)
     return posterior
 
@@ -35,6 +41,8 @@ def dispatch(la: PosteriorState, settings: TuningSettings, start: Prior | Number
     if start is not None:
         chosen = start if isinstance(start, Prior) else la.prior.with_precision(start)
         la = la.with_prior(chosen)
+    if settings.method == "training":
+        return by_training(la, settings, start)
     if settings.linear and settings.by_evidence:
         return alternate(la, settings, start)
     tuned = at_trained_weights(replace(la, linear_mode=None), settings)
