@@ -1,4 +1,4 @@
-"""Four architectures with random weights, each fitted in one call: what it takes, and what comes back.
+"""Four architectures with random weights, each fitted in one call: time, memory and results.
 
 Run it with `python examples/architectures.py`. It takes less than a minute on two cores.
 """
@@ -109,7 +109,7 @@ class Example:
 
 
 def examples() -> list[Example]:
-    """Random weights and random data, which show that these run, and how long they take."""
+    """Random weights and random data: they show that the networks run, and how long they take."""
     torch.manual_seed(0)
     series = torch.sin(torch.rand(256, 1, 1) * 6 + 0.3 * torch.arange(21)[None, :, None])
     tokens = torch.randint(24, (64, 11))

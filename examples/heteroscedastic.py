@@ -1,4 +1,4 @@
-"""Heteroscedastic regression: a network that predicts its noise as well, and what it does not know besides.
+"""Heteroscedastic regression: a network that predicts mean and noise, and the uncertainty of its weights.
 
 Run it with `python examples/heteroscedastic.py`. It takes a few seconds.
 """
@@ -22,13 +22,13 @@ def main(steps: int = 500, points: int = 300) -> tuple[pw.Laplace, dict[str, Ten
     x = 4 * torch.rand(points, 1) - 2
     y = torch.sin(2 * x) + noise(x) * torch.randn_like(x)
     model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 2))  # mean and log variance: (B, 2 K)
-    # The default, "raw", has a convex energy; this one is what most networks return, and it extrapolates gently.
+    # The default, "raw", has a convex energy. Most networks return this one, and it extrapolates gently.
     likelihood = pw.HeteroscedasticGaussian(parameters="mean_log_variance")
     # The decay of a prior precision of .1: training then ends at the mode that the posterior is built around.
     optimiser = torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=0.1 / len(x))
     for _ in range(steps):
         optimiser.zero_grad()
-        # The likelihood owns what the outputs mean, so its own energy is the loss.
+        # The likelihood defines the meaning of the outputs, so its energy is the loss.
         likelihood.energy(model(x)[:, None], y[:, None]).mean().backward()
         optimiser.step()
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import peewit as pw
 
-IGNORED = 255  # as in many data sets: the outline of an object belongs to nobody
+IGNORED = 255  # as in many data sets: the outline of an object has no class
 SIDE = 16
 
 

@@ -41,7 +41,7 @@ def main(steps: int = 200) -> tuple[pw.Laplace, dict[str, float]]:
     new, truth = documents(500)
     pred = la.predict(new)
     strange = torch.zeros(1, VOCABULARY)
-    strange[:, -UNUSED:] = 1.2  # twelve words, all of them new
+    strange[:, -UNUSED:] = 1.2  # twelve words that never occurred in training
     unsure = la.predict(strange)
     with torch.no_grad():
         plain = F.binary_cross_entropy_with_logits(model(new), truth)

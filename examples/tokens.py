@@ -1,4 +1,4 @@
-"""Tokens: a small GPT whose embedding is its head's weight too, and labels that are ignored where nobody could know.
+"""Tokens: a small GPT with tied embedding and head, and ignored labels where the next token is unpredictable.
 
 Run it with `python examples/tokens.py`. It takes a few seconds.
 """
@@ -39,7 +39,7 @@ def counting(n: int, steps: list[int]) -> tuple[Tensor, Tensor]:
     slip = torch.rand(text.shape) < 0.1
     text = torch.where(slip, torch.randint(VOCABULARY, text.shape), text)
     target = text[:, 1:].clone()
-    target[:, 0] = -100  # one token does not tell the step: there is nothing to learn at the first position
+    target[:, 0] = -100  # one token does not determine the step: the first position has nothing to learn
     return text[:, :-1], target
 
 
@@ -56,7 +56,7 @@ def main(epochs: int = 120) -> tuple[pw.Laplace, dict[str, float]]:
         F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=-100).backward()
         optimiser.step()
 
-    # The last layer is the shared weight, so the embedding is uncertain with it.
+    # The last layer is the shared weight, so the embedding is uncertain too.
     la = pw.fit(model, (x, y), "classification", weights="last_layer").tune()
 
     new, truth = counting(50, [1, 2, 3])

@@ -1,4 +1,4 @@
-"""A short tour: fit a Laplace approximation to two small networks, and look at what it knows and does not know.
+"""A short tour: fit a Laplace approximation to two small networks, and look at its uncertainty.
 
 Run it with `python examples/two_moons.py`. It takes a few seconds.
 """
@@ -45,7 +45,7 @@ class Answers(NamedTuple):
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, loss: nn.Module, decay: float, steps: int, what: str) -> None:
-    """Plain training of the weights that the approximation is built around; `decay` is the prior precision over N."""
+    """Train the weights that the approximation is centred at; `decay` is the prior precision over N."""
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in track(range(steps), f"training: {what}", console=CONSOLE, transient=True):
@@ -97,7 +97,7 @@ def two_moons(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def classification() -> list[tuple[Answers, Answers]]:
-    """Two moons with two networks; returns how each does without and with the posterior."""
+    """Two moons with two networks; returns the scores of each without and with the posterior."""
     CONSOLE.rule("two moons")
     generator = torch.Generator().manual_seed(1)
     x, y = two_moons(200, generator)
