@@ -58,7 +58,7 @@ def measured(way: Way, case: Case, passes: Passes) -> Record | None:
         "figures": figures(known, case.parts.test[1]),
         "unknown": {name: detections(known, found) for name, found in strange.items()},
         "shifted": {name: figures(found, targets) for name, (found, targets) in shifted.items()},
-        "settings": dict(prepared.settings),
+        "settings": dict(prepared.settings()),
         "cost": {
             "fit": (fitted - began) / passes.both,
             "predict": (asked - fitted) / passes.forward,

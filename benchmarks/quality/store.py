@@ -40,9 +40,12 @@ def read(path: Path) -> Content:
 def locked(path: Path) -> Iterator[None]:
     """Other processes that write into the same folder wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(folder)
 
 
 def add(
