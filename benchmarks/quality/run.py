@@ -140,7 +140,7 @@ def ways_for(task: Task, options: Options) -> list[Way]:
     ]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Results:
     """What is in the files of a task, and what is still to be written into them."""
 
@@ -154,7 +154,8 @@ class Results:
     def of(cls, options: Options, task: Task) -> Results:
         """Read the files of the wanted ways."""
         names = [way.name for way in ways_for(task, options)]
-        return cls(options, task, {name: store.read(store.path_of(options.out, task.name, name)) for name in names})
+        stored = {name: store.read(store.path_of(options.out, task.name, name)) for name in names}
+        return cls(options=options, task=task, stored=stored)
 
     def lacks(self, way: Way, key: str) -> bool:
         """Whether a case is to be measured."""
