@@ -320,10 +320,10 @@ BASELINES: tuple[Way, ...] = (
 OURS: tuple[Way, ...] = (
     Ours(name=RECIPE, main=True, trained=True),
     Ours(name="recipe, slack 0.005", trained=True, slack=0.005, likelihoods=("classification",)),
-    Ours(name="recipe, slack 0.01", trained=True, slack=0.01, likelihoods=("classification",)),
+    Ours(name="recipe, slack 0.02", trained=True, slack=0.02, likelihoods=("classification",)),
     Ours(name="recipe, slack 0.05", trained=True, slack=0.05, likelihoods=("classification",)),
-    Ours(name="last layer, recipe", fitting=LAST, trained=True),
-    Ours(name="diagonal, recipe", fitting={"structure": "diag"}, trained=True, kinds=SMALL),
+    Ours(name="last layer, recipe, slack 0.02", fitting=LAST, trained=True, slack=0.02),
+    Ours(name="diagonal, recipe, slack 0.02", fitting={"structure": "diag"}, trained=True, slack=0.02, kinds=SMALL),
     Ours(name="evidence"),
     Ours(name="evidence, mc", predicting={"link": "mc"}, kinds=SMALL),
     Ours(name="evidence, bridge", predicting={"link": "bridge"}, kinds=SMALL, likelihoods=("classification",)),

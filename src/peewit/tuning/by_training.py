@@ -39,7 +39,7 @@ from .validation import mean_nlls
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
-SLACK = 0.02  # nats per label that the predictive may lose on the training data: docs/quality.md
+SLACK = 0.01  # nats per label that the predictive may lose on the training data: docs/quality.md
 CLOSE = 0.8  # the search ends once this share of them is used
 EXAMPLES = 512  # of the training data, spread evenly
 CERTAIN = 1e12  # times the precision of the evidence: a posterior as good as none, which predicts what the network does
