@@ -90,6 +90,16 @@ def test_without_validation_data_the_evidence_chooses(monkeypatch: pytest.Monkey
     assert "There is no validation data" in found.reasons[0] and "51 uncertain weights" in found.reasons[1]
 
 
+def test_without_validation_data_the_training_data_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All weights, if their recipe did not fail and no other tells unknown inputs surely better."""
+    found = pw.recommend(network(5.0), TRAIN, "classification")
+    assert found.recipe == "all weights, training" and any("with the most uncertain weights" in each for each in found.reasons)
+    last = next(each for each in recipes.RECIPES if each.name == "last layer, training")
+    broken = Recipe(name="broken", passes=1, fit={"structure": "krom"}, tune={"method": "training"})
+    use(monkeypatch, last, broken, EVIDENCE)
+    assert pw.recommend(network(5.0), TRAIN, "classification").recipe == "last layer, training"
+
+
 def test_evidences_of_different_weights_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fewest weights are taken, also where the others have a higher evidence."""
     hidden = recipe("hidden", {"method": "evidence"}, weights=["0.weight", "0.bias"])

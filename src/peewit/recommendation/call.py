@@ -65,8 +65,9 @@ def recommend(
     """Try the few recipes worth trying, and return the best posterior with the table and the reasons.
 
     Recipes differ in the uncertain weights and in how the prior is tuned; the plain network is one of them. With
-    validation data the lowest NLL there is the best; without, the highest log evidence among those with the same
-    weights. Errors and warnings of a recipe go into its row. Neither the network nor any random state is changed.
+    validation data the lowest NLL there is the best. Without, it is the recipe with all weights whose predictions
+    explain the training data, or another that tells `ood` surely better. Errors and warnings of a recipe go into its
+    row. Neither the network nor any random state is changed.
 
     Args:
         model: The trained network.

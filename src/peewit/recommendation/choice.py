@@ -1,10 +1,11 @@
-"""Which recipe is the best, and why: by the NLL of validation data, else by the evidence where it compares."""
+"""Which recipe is the best, and why: by the NLL of validation data, else by the training data or the evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..likelihoods import WithNoise
 from ..messages.errors import PeewitError
 from .trying import Attempt, RecipeTask, nll
 
@@ -21,7 +22,7 @@ class Choice:
 
 
 def choose(task: RecipeTask, attempts: Sequence[Attempt]) -> Choice:
-    """By the NLL where there is validation data and something to score, else by the evidence."""
+    """By the NLL where there is validation data and something to score, else by the training data or the evidence."""
     posteriors = [attempt for attempt in attempts if attempt.la is not None]
     if not posteriors:
         problems: dict[str, list[str]] = {}
@@ -33,6 +34,8 @@ def choose(task: RecipeTask, attempts: Sequence[Attempt]) -> Choice:
     scored = [attempt for attempt in attempts if nll(attempt) < float("inf")]
     if task.validation is not None and any(attempt.la is not None for attempt in scored):
         choice = by_validation(task, sorted(scored, key=nll))
+    elif task.validation is None and (explaining := [each for each in posteriors if explains(each)]):
+        choice = by_training(task, explaining, scored)
     else:
         choice = by_evidence(task, posteriors, scored)
     return Choice(
@@ -86,6 +89,36 @@ def about_split(task: RecipeTask, ranked: Sequence[Attempt]) -> list[str]:
     ]
 
 
+def explains(attempt: Attempt) -> bool:
+    """Whether it was tuned on the training data, whole and without a problem."""
+    return attempt.recipe.explains_training and not attempt.row.problem
+
+
+def by_training(task: RecipeTask, posteriors: Sequence[Attempt], scored: Sequence[Attempt]) -> Choice:
+    """The most weights of those that explain the training data; or the one that surely tells unknown inputs better."""
+    best, why = max(posteriors, key=weights), "with the most uncertain weights"
+    assert best.la is not None
+    if isinstance(best.la.likelihood, WithNoise):
+        why += ": few weights leave the noise at the residuals of an overfitted network"
+    elif surest := surely_first(posteriors):
+        best, why = surest, "which tells unknown inputs best, by AUROC"
+    reason = (
+        "There is no validation data. Of the recipes whose predictions explain the training data about as well as the "
+        f"network does, {best.row.name!r} was taken, {why}. Give validation= to choose by predictions."
+    )
+    return Choice(best=best, posterior=best, reasons=(reason, *about_training(task, best, scored)))
+
+
+def surely_first(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The one whose AUROC is surely above all others'; None where there is none."""
+    ranked = sorted((each for each in attempts if each.row.auroc is not None), key=auroc, reverse=True)
+    if len(ranked) < 2 or len(ranked) < len(attempts):
+        return None
+    first, second = ranked[0].row.auroc, ranked[1].row.auroc
+    assert first is not None and second is not None
+    return ranked[0] if first.low > second.high else None
+
+
 def by_evidence(task: RecipeTask, posteriors: Sequence[Attempt], scored: Sequence[Attempt]) -> Choice:
     """The highest evidence among posteriors of the same weights; between weights, unknown inputs or the fewest."""
     groups: dict[tuple[str, ...], list[Attempt]] = {}
@@ -136,12 +169,8 @@ def why_evidence(first: Attempt, second: Attempt) -> str:
 
 def between_weights(tops: Sequence[Attempt]) -> tuple[Attempt, str]:
     """The best of several choices of weights, and why."""
-    by_auroc = sorted((each for each in tops if each.row.auroc is not None), key=auroc, reverse=True)
-    if len(by_auroc) == len(tops):
-        first, second = by_auroc[0].row.auroc, by_auroc[1].row.auroc
-        assert first is not None and second is not None
-        if first.low > second.high:
-            return by_auroc[0], f"{by_auroc[0].row.name!r} was taken, which tells unknown inputs best, by AUROC."
+    if surest := surely_first(tops):
+        return surest, f"{surest.row.name!r} was taken, which tells unknown inputs best, by AUROC."
     fewest = min(tops, key=weights)
     return fewest, (
         f"{fewest.row.name!r} was taken, which has the fewest uncertain weights: its predictions stay "

@@ -81,9 +81,9 @@ class Recommendation:
     Example:
         >>> found = pw.recommend(model, (x, y), "classification")
         >>> found.recipe
-        'last layer, linear mode'
+        'all weights, training'
         >>> print(found.code.splitlines()[0])
-        la = pw.fit(model, train, "classification", weights="last_layer", structure="kron")
+        la = pw.fit(model, train, "classification", weights="all", structure="kron")
     """
 
     posterior: Laplace
