@@ -93,7 +93,8 @@ def test_without_validation_data_the_evidence_chooses(monkeypatch: pytest.Monkey
 def test_without_validation_data_the_training_data_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     """All weights, if their recipe did not fail and no other tells unknown inputs surely better."""
     found = pw.recommend(network(5.0), TRAIN, "classification")
-    assert found.recipe == "all weights, training" and any("with the most uncertain weights" in each for each in found.reasons)
+    assert found.recipe == "all weights, training"
+    assert any("with the most uncertain weights" in reason for reason in found.reasons)
     last = next(each for each in recipes.RECIPES if each.name == "last layer, training")
     broken = Recipe(name="broken", passes=1, fit={"structure": "krom"}, tune={"method": "training"})
     use(monkeypatch, last, broken, EVIDENCE)

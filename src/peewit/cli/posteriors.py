@@ -65,7 +65,7 @@ TUNE = examples(
 def fit(
     run: Run,
     out: Out = Path("posterior.safetensors"),
-    tuned: Annotated[bool, typer.Option("--tune", help="Choose prior and noise by the evidence at once.")] = False,
+    tuned: Annotated[bool, typer.Option("--tune", help="Choose prior and noise on the training data at once.")] = False,
 ) -> None:
     """Measure a trained network's curvature on its training data: a posterior over its weights, in a file."""
     settings, voice = run.settings, run.voice
@@ -79,9 +79,8 @@ def fit(
     check_classes(la, data.schema.classes, data.source)
     la = pw.Laplace(replace(la.state, schema=None if data.schema == Schema() else data.schema))
     if tuned:
-        with voice.stage("prior and noise by the evidence", with_bar=False):
-            kept = la.linear_mode is not None
-            la = la.tune(train=data.value if kept else None, progress=voice.progress)
+        with voice.stage("prior and noise by the training data", with_bar=False):
+            la = la.tune(train=data.value, progress=voice.progress)
     seconds = time.perf_counter() - began
     check = check_network(la, data.value, settings, voice) if settings.get("diagnose", True) else None
     la.save(target_file)
@@ -90,7 +89,11 @@ def fit(
 
 @reads(
     "posterior", "train", "validation",
-    option("tune.method", str, help="evidence, fixed_point, validation or grid (default: evidence)."),
+    option(
+        "tune.method", str,
+        help="evidence, fixed_point, training, validation or grid (default: validation with --validation, training "
+        "with --train, else evidence).",
+    ),
     option(
         "tune.at", str,
         help="Weights at which the evidence is taken: trained_weights, or linear_mode, the mode of the linearised "
@@ -98,22 +101,20 @@ def fit(
     ),
 )  # fmt: skip
 def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
-    """Choose the prior precision, and the noise, of a posterior: by the evidence, or on validation data."""
+    """Choose the prior precision, and the noise, of a posterior: on validation or training data, or by the evidence."""
     settings, voice = run.settings, run.voice
     target_file = check_writable(out, (".safetensors",))
     la = posterior(settings)
     arguments = section(settings, "tune")
-    way = arguments.pop("method", "evidence")
-    wanted = wanted_by(settings, la)
-    if arguments.get("at") == "linear_mode":
+    wanted, mode = wanted_by(settings, la), arguments.get("at", "linear_mode" if la.linear_mode is not None else None)
+    way = arguments.pop("method", None) or default_method(settings, arguments)
+    if mode == "linear_mode" and "at" not in arguments and "train" not in settings:
+        raise Problem(
+            "The posterior is at its linear mode, which is found anew as prior and noise change: give the training "
+            "data, --train DATA, or leave the mode, --at trained_weights."
+        )
+    if way == "training" or mode == "linear_mode":
         arguments["train"] = load(require_setting(settings, "train", "--train DATA"), wanted).value
-    elif "at" not in arguments and la.linear_mode is not None:
-        if "train" not in settings:
-            raise Problem(
-                "The posterior is at its linear mode, which is found anew as prior and noise change: give the "
-                "training data, --train DATA, or leave the mode, --at trained_weights."
-            )
-        arguments["train"] = load(settings["train"], wanted).value
     if way in ("validation", "grid") and "validation" in settings:
         arguments["validation"] = load(settings["validation"], wanted).value
     elif way == "validation":
@@ -123,6 +124,13 @@ def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
         tuned = la.tune(way, progress=voice.progress, **arguments)
     tuned.save(target_file)
     tell(voice, tuned, target_file, time.perf_counter() - began, before=float(la.log_evidence()))
+
+
+def default_method(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    """What the data that were given allow, as `la.tune` has it."""
+    if "validation" in settings:
+        return "validation"
+    return "training" if "train" in settings and "at" not in arguments else "evidence"
 
 
 def wanted_by(settings: Mapping[str, Any], la: Laplace, labels: bool = True) -> Wanted:

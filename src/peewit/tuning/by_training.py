@@ -86,8 +86,7 @@ def raise_precision(
     )
     coordinates, mean = Coordinates.of(tuned)
     labels = max(tuned.totals.scalars, 1.0) / tuned.N  # per example
-    search = PrecisionSearch(shared, coordinates, mean, labels)
-    factor = search.run()
+    factor = PrecisionSearch(shared=shared, coordinates=coordinates, mean=mean, labels=labels).run()
     if factor == 1:
         return replace(tuned, trace=trace)
     posterior = coordinates.at(mean * factor, None, None)
@@ -96,7 +95,7 @@ def raise_precision(
     return replace(posterior, trace=replace(trace, raised=factor))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class PrecisionSearch:
     """The least factor of the prior precision at which predictions lose at most SLACK on the training data."""
 
