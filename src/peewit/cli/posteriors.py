@@ -17,6 +17,7 @@ from .. import likelihoods
 from ..curvature import kinds, structures
 from ..laplace import Laplace
 from ..posterior.schema import Schema
+from ..tuning.options import TuneMethod
 from .checking import NetworkCheck, check_network
 from .datasets import Wanted, load
 from .networks import is_classification, network, posterior
@@ -126,7 +127,7 @@ def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
     tell(voice, tuned, target_file, time.perf_counter() - began, before=float(la.log_evidence()))
 
 
-def default_method(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+def default_method(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> TuneMethod:
     """What the data that were given allow, as `la.tune` has it."""
     if "validation" in settings:
         return "validation"
