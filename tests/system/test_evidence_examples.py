@@ -93,6 +93,18 @@ def test_landscape_shows_a_mode_of_the_linear_model_alone(script: Script, tmp_pa
     assert torch.allclose(made.plane.axes @ made.plane.axes.T, torch.eye(2, dtype=torch.float64), atol=1e-6)
 
 
+def test_separable_classes_are_doubted_by_the_evidence_alone(script: Script, tmp_path: Path) -> None:
+    made = script("separable").main(["--quick", "--out", str(tmp_path)])
+    probabilities = {name: float(values[-1]) for name, values in made.probabilities.items()}
+    assert (
+        probabilities["evidence"] < 0.9 < 0.99 < min(probabilities[name] for name in ("network", "exact", "training"))
+    )
+    step = made.weights[1] - made.weights[0]
+    assert all(float(density.sum() * step) == pytest.approx(1, abs=1e-3) for density in made.densities.values())
+    assert float(made.densities["exact"][made.weights < 0].sum() * step) < 1e-4
+    assert (tmp_path / "separable.png").is_file() == (importlib.util.find_spec("matplotlib") is not None)
+
+
 def test_bytes_and_differences_are_read_as_they_were_written(script: Script, tmp_path: Path) -> None:
     readers = script("readers")
     images = torch.randint(256, (3, 5, 4), dtype=torch.uint8)
