@@ -3,40 +3,38 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .curvature.kinds import GGN, Auto, Empirical, Hessian, MonteCarlo
-from .curvature.products import Products
-from .curvature.structures import EKFAC, Block, Diag, Full, Kron
-from .diagnostics.diagnosis import Diagnosis
-from .diagnostics.findings import Finding
-from .fit import fit, products
-from .laplace import Laplace, load, validation_nll
-from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
-from .messages.elsewhere import PACKAGE
-from .messages.errors import ArgumentTypeError, MismatchError, MissingPackageError, NotFiniteError, PeewitError
-from .messages.names import nearest
-from .messages.warnings import RoundingWarning, TuningWarning, UnderconfidenceWarning
-from .posterior.coverage import Coverage
-from .posterior.evidence import Evidence
-from .posterior.linear_mode import LinearMode
-from .posterior.trace import Trace
-from .predictions.bare_outputs import Outputs
-from .predictions.binary import Binary
-from .predictions.classes import Classes
-from .predictions.covariance import Functional
-from .predictions.mixture import Mixture
-from .predictions.prediction import Prediction
-from .predictions.regression import Regression
-from .priors.prior import Prior
 from .runtime.version import __version__
-from .tracing.selection import Subnetwork
 
 if TYPE_CHECKING:
     from . import figures, metrics
+    from .curvature.kinds import GGN, Auto, Empirical, Hessian, MonteCarlo
+    from .curvature.products import Products
+    from .curvature.structures import EKFAC, Block, Diag, Full, Kron
+    from .diagnostics.diagnosis import Diagnosis
+    from .diagnostics.findings import Finding
     from .evaluation.call import evaluate
     from .evaluation.report import Report
     from .evaluation.sweeps import Sweep, sweep
+    from .fitting import fit, products
+    from .laplace import Laplace, load, validation_nll
+    from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
+    from .messages.errors import ArgumentTypeError, MismatchError, MissingPackageError, NotFiniteError, PeewitError
+    from .messages.warnings import RoundingWarning, TuningWarning, UnderconfidenceWarning
+    from .posterior.coverage import Coverage
+    from .posterior.evidence import Evidence
+    from .posterior.linear_mode import LinearMode
+    from .posterior.trace import Trace
+    from .predictions.bare_outputs import Outputs
+    from .predictions.binary import Binary
+    from .predictions.classes import Classes
+    from .predictions.covariance import Functional
+    from .predictions.mixture import Mixture
+    from .predictions.prediction import Prediction
+    from .predictions.regression import Regression
+    from .priors.prior import Prior
     from .recommendation.call import recommend
     from .recommendation.result import Recommendation
+    from .tracing.selection import Subnetwork
 
 __all__ = [
     "EKFAC",
@@ -95,29 +93,52 @@ __all__ = [
     "validation_nll",
 ]
 
-# Loaded when they are asked for, since fitting needs none of them: the module, and the name in it.
-LAZY = {
-    "Recommendation": (".recommendation", "Recommendation"),
-    "Report": (".evaluation", "Report"),
-    "Sweep": (".evaluation", "Sweep"),
-    "evaluate": (".evaluation", "evaluate"),
-    "figures": (".figures", ""),
-    "metrics": (".metrics", ""),
-    "recommend": (".recommendation", "recommend"),
-    "sweep": (".evaluation", "sweep"),
+# Where each name comes from: it is loaded when it is asked for, so that `peewit --help` need not wait for torch.
+SOURCES = {
+    "curvature.kinds": ("GGN", "Auto", "Empirical", "Hessian", "MonteCarlo"),
+    "curvature.products": ("Products",),
+    "curvature.structures": ("EKFAC", "Block", "Diag", "Full", "Kron"),
+    "diagnostics.diagnosis": ("Diagnosis",),
+    "diagnostics.findings": ("Finding",),
+    "evaluation": ("Report", "Sweep", "evaluate", "sweep"),
+    "fitting": ("fit", "products"),
+    "laplace": ("Laplace", "load", "validation_nll"),
+    "likelihoods": ("Bernoulli", "Categorical", "Custom", "Gaussian", "HeteroscedasticGaussian", "Poisson"),
+    "messages.errors": ("ArgumentTypeError", "MismatchError", "MissingPackageError", "NotFiniteError", "PeewitError"),
+    "messages.warnings": ("RoundingWarning", "TuningWarning", "UnderconfidenceWarning"),
+    "posterior.coverage": ("Coverage",),
+    "posterior.evidence": ("Evidence",),
+    "posterior.linear_mode": ("LinearMode",),
+    "posterior.trace": ("Trace",),
+    "predictions.bare_outputs": ("Outputs",),
+    "predictions.binary": ("Binary",),
+    "predictions.classes": ("Classes",),
+    "predictions.covariance": ("Functional",),
+    "predictions.mixture": ("Mixture",),
+    "predictions.prediction": ("Prediction",),
+    "predictions.regression": ("Regression",),
+    "priors.prior": ("Prior",),
+    "recommendation": ("Recommendation", "recommend"),
+    "tracing.selection": ("Subnetwork",),
 }
 
 if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        """Parts of the package that are not loaded with it."""
-        if name not in LAZY:
-            near = "" if name.startswith("_") else nearest(name, __all__, 0.6, PACKAGE)
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near and '; ' + near.strip()}")
-        module, inside = LAZY[name]
-        found = import_module(module, __name__)
-        globals()[name] = getattr(found, inside) if inside else found
-        return globals()[name]
+        """Public names, loaded when they are asked for."""
+        if name in ("figures", "metrics"):
+            return import_module(f".{name}", __name__)
+        for module, names in SOURCES.items():
+            if name in names:
+                globals()[name] = getattr(import_module(f".{module}", __name__), name)
+                return globals()[name]
+        if name.startswith("_"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .messages.elsewhere import PACKAGE
+        from .messages.names import nearest
+
+        near = nearest(name, __all__, 0.6, PACKAGE)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near and '; ' + near.strip()}")
 
     def __dir__() -> list[str]:
         """What is for users."""

@@ -33,7 +33,7 @@ ROOMS = (
     "diagnostics",
     "storage",
     "laplace",
-    "fit",
+    "fitting",
     "metrics",
     "figures",
     "report",
@@ -45,7 +45,7 @@ ROOMS = (
     "cli",
     "__main__",
 )
-FACE = {"__init__", "__main__", "fit", "laplace", "demo"}  # all that may stand in the root of the package
+FACE = {"__init__", "__main__", "fitting", "laplace", "demo"}  # all that may stand in the root of the package
 LARGEST_CYCLE = 3  # modules that know each other by type-checking imports
 
 

@@ -15,7 +15,7 @@ from ..curvature.operators import DenseOperator, DiagonalOperator, RotatedOperat
 from ..curvature.products import Products
 from ..curvature.structures import StructureName
 from ..curvature.structures.kron_curvature import KronCurvature
-from ..fit import fit
+from ..fitting import fit
 from ..messages.arguments import is_count
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest

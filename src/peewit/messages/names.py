@@ -8,8 +8,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from torch import nn
-
 from .elsewhere import OPTIONS
 from .errors import ArgumentTypeError, PeewitError
 
@@ -134,13 +132,13 @@ def check_options(options_given: Iterable[str], known: Sequence[str], title: str
             )
 
 
-LOSSES: dict[type, str] = {  # what users may give in place of a likelihood
-    nn.CrossEntropyLoss: "classification",
-    nn.NLLLoss: "classification",
-    nn.BCEWithLogitsLoss: "binary",
-    nn.MSELoss: "regression",
-    nn.GaussianNLLLoss: "heteroscedastic",
-    nn.PoissonNLLLoss: "count",
+LOSSES = {  # classes of torch.nn that users may give in place of a likelihood
+    "CrossEntropyLoss": "classification",
+    "NLLLoss": "classification",
+    "BCEWithLogitsLoss": "binary",
+    "MSELoss": "regression",
+    "GaussianNLLLoss": "heteroscedastic",
+    "PoissonNLLLoss": "count",
 }
 
 
@@ -149,7 +147,8 @@ def resolve_name(value: Any, names: Mapping[Any, Callable[[], Any]], what: str, 
     if not isinstance(value, str):
         instance = value() if isinstance(value, type) else value
         if not (isinstance(instance, kind) if isinstance(kind, type) else hasattr(instance, kind)):
-            hint = f" Did you mean {LOSSES[type(instance)]!r}?" if type(instance) in LOSSES else ""
+            loss = LOSSES.get(type(instance).__name__) if type(instance).__module__ == "torch.nn.modules.loss" else None
+            hint = f" Did you mean {loss!r}?" if loss else ""
             base = (
                 f" or of a subclass of {kind.__module__.rpartition('.')[0]}.{kind.__name__}"
                 if isinstance(kind, type)

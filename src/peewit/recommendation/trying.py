@@ -18,7 +18,7 @@ from ..evaluation.scorers import Scorer, takes_temperature
 from ..evaluation.scoring import score_methods
 from ..evaluation.specimens import Gallery
 from ..evaluation.subject import Subject
-from ..fit import fit
+from ..fitting import fit
 from ..laplace import Laplace
 from ..likelihoods import Likelihood, LikelihoodName
 from ..messages.errors import PeewitError
