@@ -1,4 +1,4 @@
-"""Where the command `peewit` starts: outside the package, whose import takes seconds in which Ctrl-C may come."""
+"""Where the command `peewit` starts: outside the package, since Ctrl-C may come while it is imported."""
 
 from __future__ import annotations
 

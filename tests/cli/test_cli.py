@@ -25,9 +25,14 @@ from environment import ROOT
 pytest.importorskip("typer", reason="no typer")
 
 from commands import classifier, data, furnished, leftovers, run
+from peewit import likelihoods
 from peewit.cli import main, posteriors, settings
+from peewit.cli import options as named
 from peewit.cli.output import Problem, finite
 from peewit.cli.settings import KNOWN, assignment, gather
+from peewit.curvature import kinds, structures
+from peewit.evaluation.attacks import ATTACKS
+from peewit.evaluation.corruptions import CORRUPTIONS
 from peewit.messages.names import nearest
 from peewit.runtime.progress import Progress
 from peewit.storage.atomic import writing
@@ -567,6 +572,42 @@ def test_the_library_does_not_load_what_commands_and_figures_need(tmp_path: Path
     assert found.stdout == "[]\n", found.stderr
 
 
+@pytest.mark.parametrize(
+    "given", ["--help", "--version", "fit --help", "evaluate --help", "", "fitt", "fit -c gone.toml"]
+)
+def test_help_does_not_wait_for_torch(given: str, tmp_path: Path) -> None:
+    """Nor do refusals of commands and settings: torch is imported when a command begins its work."""
+    code = (
+        "import sys; from peewit_command import main; main()\n"
+        "print(sorted({'torch', 'numpy', 'safetensors', 'plotly'} & set(sys.modules)), file=sys.stderr)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, *given.split()], capture_output=True, text=True, env=environment(), cwd=tmp_path
+    )
+    assert found.stderr.endswith("[]\n"), found.stderr
+
+
+def test_importing_the_library_does_not_import_torch(tmp_path: Path) -> None:
+    """Its names do when they are asked for; the function `fit` is itself whatever was imported before."""
+    code = (
+        "import sys, peewit as pw; assert 'torch' not in sys.modules and dir(pw) == sorted(pw.__all__)\n"
+        "import peewit.recommendation, peewit.figures\n"
+        "from peewit import Kron, fit, load\n"
+        "assert callable(pw.fit) and pw.fit is fit and pw.load is load and pw.Kron is Kron and 'torch' in sys.modules"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=tmp_path
+    )
+    assert found.returncode == 0, found.stderr
+
+
+def test_names_in_help_are_those_of_the_library() -> None:
+    """They are written twice, since help does not load the library."""
+    assert tuple(likelihoods.NAMES) == named.LIKELIHOODS
+    assert tuple(structures.NAMES) == named.STRUCTURES and tuple(kinds.NAMES) == named.CURVATURES
+    assert tuple(CORRUPTIONS) == named.SHIFTS and tuple(ATTACKS) == named.ATTACKS
+
+
 def environment(**extra: str) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **extra}
 
@@ -604,12 +645,12 @@ def forever():
 def test_ctrl_c_while_the_library_is_imported(tmp_path: Path) -> None:
     code = "import sys; from peewit_command import main; print(flush=True); sys.exit(main())"
     started = subprocess.Popen(
-        [sys.executable, "-c", code, "--version"], cwd=tmp_path, env=environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-c", code, "predict", "--data", "x.npz", "--json"], cwd=tmp_path, env=environment(),
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
         assert started.stdout is not None and started.stdout.read(1) == "\n"
-        time.sleep(0.2)  # in the midst of torch, which takes a second or more
+        time.sleep(0.5)  # in the midst of torch, which takes a second or more
         started.send_signal(signal.SIGINT)
         out, err = started.communicate(timeout=60)
     finally:

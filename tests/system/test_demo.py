@@ -138,8 +138,8 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 @pytest.mark.parametrize(
     "given, message",
     [
-        (["demmo"], "'demmo' is no command; did you mean 'demo'? Known: demo, fit,"),
-        (["zzz"], "'zzz' is no command; Known: demo, fit, tune, predict, evaluate, report, compare, landscape."),
+        (["demmo"], "'demmo' is no command; did you mean 'demo'? Known: demo, recommend, fit,"),
+        (["zzz"], "'zzz' is no command; Known: demo, recommend, fit, tune,"),
         (["demo", "--sed", "x"], "--sed"),
     ],
 )

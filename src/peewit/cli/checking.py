@@ -18,7 +18,8 @@ LONGEST = 200  # characters of what another library says
 # What advice says to type in Python, and the same on the command line.
 COMMANDS = (
     (r"la\.tune\(at='linear_mode', train=\.\.\.\)", "peewit fit --at linear_mode --tune"),
-    (r"la\.tune\('validation', validation=\.\.\.\)", "peewit tune --method validation --validation DATA"),
+    (r"la\.tune\('validation', validation=\.\.\.\)", "peewit tune --validation DATA"),
+    (r"la\.tune\('validation', validation=\.\.\., train=\.\.\.\)", "peewit tune --validation DATA --train DATA"),
     (r"la\.with_noise\(([^()]*)\)", r"peewit fit --noise \1"),
 )
 

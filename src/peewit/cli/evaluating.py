@@ -1,19 +1,15 @@
-"""`peewit evaluate`, `report` and `compare`: how good predictions are."""
+"""The work of `peewit evaluate`, `report` and `compare`: how good predictions are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 import peewit as pw
 
-from ..evaluation.attacks import ATTACKS
-from ..evaluation.corruptions import CORRUPTIONS
 from ..evaluation.report import Report
 from ..laplace import Laplace
 from ..metrics.results import Estimate
@@ -21,68 +17,26 @@ from ..report.words import has_interval
 from ..storage.atomic import writing
 from .datasets import Wanted, load
 from .networks import ensemble as members
-from .networks import is_classification, network, posterior
+from .networks import generator, is_classification, network, posterior
 from .networks import likelihood as chosen_likelihood
-from .options import examples, option, words
 from .output import Problem, Voice, check_writable, print_result, table
 from .posteriors import summary, wanted_by
-from .runs import Run, reads
-from .settings import generator, read, require_setting, section
+from .runs import Run
+from .settings import read, require_setting, section
 
-EVALUATE = examples(
-    "peewit evaluate -c run.toml -p posterior.safetensors --test test.npz -o report.html -o report.json",
-    "peewit evaluate -c run.toml -p posterior.safetensors --ood letters=letters.npz --json > report.json",
-    "peewit evaluate -m networks:lenet -w lenet.safetensors -l classification --test test/  (the network alone)",
-)
-REPORT = examples(
-    "peewit report report.json -o report.html", "peewit report -c run.toml -p posterior.safetensors --test test.npz"
-)
-COMPARE = examples(
-    "peewit compare kron.safetensors diag.safetensors full.safetensors -c run.toml --test test.npz",
-    "peewit compare small.toml large.toml  (each with its own model, weights and posterior)",
-)
 SUFFIXES = (".html", ".json", ".md")
 COLUMNS = ("accuracy", "rmse", "nll", "brier", "ece", "crps", "coverage95", "aurc")
 
 
-def all_or_some(known: Iterable[str]) -> Callable[[str | None], list[str] | None]:
-    """Names with commas between them, or "all"."""
-    return lambda text: list(known) if text is not None and text.strip() == "all" else words(text)
-
-
-EVALUATED = (
-    "posterior", "likelihood", "validation", "test", "ood", "ensemble", "seed", "title",
-    option(
-        "evaluate.shifts", str, metavar="NAMES", convert=all_or_some(CORRUPTIONS),
-        help=f"Corrupt the inputs: all, or some of {', '.join(CORRUPTIONS)}.",
-    ),
-    option(
-        "evaluate.attacks", str, metavar="NAMES", convert=all_or_some(ATTACKS),
-        help=f"Inputs made to deceive: all, or some of {', '.join(ATTACKS)}.",
-    ),
-)  # fmt: skip
-
-
-@reads(*EVALUATED)
-def evaluate(
-    run: Run,
-    out: Annotated[
-        list[Path] | None, typer.Option("--out", "-o", help="Where to write it: .html, .json or .md; repeat for more.")
-    ] = None,
-) -> None:
-    """Measure predictions on test data, beside the plain network and other ways to predict."""
-    for path in out or []:
+def evaluate(run: Run, out: list[Path]) -> None:
+    """Measure, write the report in every form that was asked for, and show it."""
+    for path in out:
         check_writable(path, SUFFIXES)
-    finish(measure(run.settings, run.voice), out or [], run.voice)
+    finish(measure(run.settings, run.voice), out, run.voice)
 
 
-@reads(*EVALUATED)
-def report(
-    run: Run,
-    source: Annotated[Path | None, typer.Argument(help="A report in JSON, as `peewit evaluate -o` writes it.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the page (.html).")] = Path("report.html"),
-) -> None:
-    """Write the page that says whether to trust the network: from a report in JSON, or from a posterior and data."""
+def report(run: Run, source: Path | None, out: Path) -> None:
+    """Read a report or measure one, and write the page."""
     check_writable(out, (".html",))
     finish(measure(run.settings, run.voice) if source is None else read_report(source, run), [out], run.voice)
 
@@ -175,14 +129,8 @@ def show(voice: Voice, result: Report, out: list[Path]) -> None:
     voice.answer({}, table(["method", *names], rows), *(f"written to {path}" for path in out))
 
 
-@reads("test", "seed")
-def compare(
-    run: Run,
-    posteriors: Annotated[
-        list[Path], typer.Argument(help="Posteriors (.safetensors), or settings (.toml) that name one each.")
-    ],
-) -> None:
-    """Compare posteriors by their evidence, and on test data where some are given."""
+def compare(run: Run, posteriors: list[Path]) -> None:
+    """One row per posterior, the best first, with remarks."""
     common, voice = run.settings, run.voice
     common.pop("posterior", None)
     summaries = [compare_one(source, common, voice) for source in posteriors]

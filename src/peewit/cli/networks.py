@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib
 import os
 import pickle
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +21,6 @@ from .output import Problem
 from .settings import is_function, require_setting
 
 FORM = "package.module:function"
-
-
-@contextlib.contextmanager
-def importing(*folders: Path) -> Iterator[None]:
-    """Modules are found in these folders too, for as long as a command runs."""
-    before = list(sys.path)
-    sys.path[:0] = [str(folder) for folder in folders]
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def import_named(text: str, what: str) -> Any:
@@ -110,6 +97,11 @@ def ensemble(settings: Mapping[str, Any], model: nn.Module) -> list[nn.Module] |
         models.append(copy.deepcopy(model))
         load_weights(models[-1], Path(path))
     return models if len(models) > 1 else None
+
+
+def generator(settings: Mapping[str, Any]) -> torch.Generator | None:
+    """Random numbers from the seed of the settings; None, for the fixed seed of the library, where there is none."""
+    return torch.Generator().manual_seed(settings["seed"]) if "seed" in settings else None
 
 
 def device(settings: Mapping[str, Any]) -> torch.device:

@@ -8,10 +8,16 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from .. import likelihoods
 from .output import Problem
 
 RUN, SHOW = "The run", "What is shown"  # parts of a help page
+# What the library knows by name: written here too, so that help need not load it. A test compares them.
+LIKELIHOODS = ("classification", "binary", "regression", "heteroscedastic", "count")
+STRUCTURES = ("diag", "block", "full", "kron", "ekfac")
+CURVATURES = ("auto", "ggn", "fisher", "empirical", "hessian")
+SHIFTS = ("noise", "blur", "contrast", "rotation")
+ATTACKS = ("fgsm", "pgd")
+LEVEL = 0.95  # of intervals in regression
 DATA = "A file (.npz, .csv, .safetensors), a folder of images, or MODULE:FUNCTION."
 
 
@@ -72,6 +78,11 @@ def words(text: str | None) -> list[str] | None:
     return None if text is None else [word.strip() for word in text.split(",")]
 
 
+def all_or_some(known: Iterable[str]) -> Callable[[str | None], list[str] | None]:
+    """Names with commas between them, or "all"."""
+    return lambda text: list(known) if text is not None and text.strip() == "all" else words(text)
+
+
 # In the order of help pages.
 SHARED = {
     shared.name: shared
@@ -89,8 +100,8 @@ SHARED = {
             convert=path_text,
         ),
         option(
-            "likelihood", str, "--likelihood", "-l", help=f"What the outputs mean: {', '.join(likelihoods.NAMES)}.",
-            names=likelihoods.NAMES, panel=RUN,
+            "likelihood", str, "--likelihood", "-l", help=f"What the outputs mean: {', '.join(LIKELIHOODS)}.",
+            names=LIKELIHOODS, panel=RUN,
         ),
         option("train", str, metavar="DATA", help=f"Training data. {DATA}", panel=RUN),
         option("validation", str, metavar="DATA", help="Validation data.", panel=RUN),

@@ -1,4 +1,4 @@
-"""`peewit fit` and `peewit tune`: posteriors, as files."""
+"""The work of `peewit fit` and `peewit tune`: posteriors, as files."""
 
 from __future__ import annotations
 
@@ -6,69 +6,28 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from torch import Tensor
 
 import peewit as pw
 
 from .. import likelihoods
-from ..curvature import kinds, structures
 from ..laplace import Laplace
 from ..posterior.schema import Schema
 from ..tuning.options import TuneMethod
 from .checking import NetworkCheck, check_network
 from .datasets import Wanted, load
-from .networks import is_classification, network, posterior
+from .networks import generator, is_classification, network, posterior
 from .networks import likelihood as chosen_likelihood
-from .options import examples, option
 from .output import Problem, Voice, check_writable
-from .runs import Run, reads
-from .settings import generator, require_setting, section
+from .runs import Run
+from .settings import require_setting, section
 from .tables import list_names
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="Where to write the posterior (.safetensors).")]
-FIT = examples(
-    "peewit fit -m networks:lenet -w lenet.safetensors -l classification --train train.npz -o posterior.safetensors",
-    "peewit fit -c run.toml --set fit.weights=last_layer --set fit.structure=full --tune",
-    "peewit fit -m networks:mlp -w mlp.safetensors -l regression --train houses.csv --target price --json",
-)
-TUNE = examples(
-    "peewit tune -c run.toml -p posterior.safetensors -o tuned.safetensors",
-    "peewit tune -c run.toml -p posterior.safetensors --method validation --validation held_out.npz",
-    "peewit tune -c run.toml -p posterior.safetensors --at linear_mode --train train.npz",
-)
 
-
-@reads(
-    "likelihood", "train", "seed",
-    option(
-        "fit.structure", str, "--structure", "-s", names=structures.NAMES,
-        help=f"How curvature is kept: {', '.join(structures.NAMES)} (default: kron).",
-    ),
-    option("fit.weights", str, "--select", help="Uncertain weights: all, last_layer, lora, or a module's name."),
-    option(
-        "fit.curvature", str, names=kinds.NAMES, help=f"Which curvature: {', '.join(kinds.NAMES)} (default: auto)."
-    ),
-    option("fit.prior", float, help="Prior precision, 1 / variance (default: 1)."),
-    option(
-        "fit.at", str,
-        help="Weights at which the evidence is taken: trained_weights (default), or linear_mode, the mode of the "
-        "linearised model, which --tune keeps.",
-    ),
-    option("noise", float, help="Standard deviation in regression."),
-    option(
-        "diagnose", bool, "--diagnose/--no-diagnose",
-        help="Whether to check the network on its training data, in one more pass (default: yes).",
-    ),
-)  # fmt: skip
-def fit(
-    run: Run,
-    out: Out = Path("posterior.safetensors"),
-    tuned: Annotated[bool, typer.Option("--tune", help="Choose prior and noise on the training data at once.")] = False,
-) -> None:
-    """Measure a trained network's curvature on its training data: a posterior over its weights, in a file."""
+def fit(run: Run, out: Path, tuned: bool) -> None:
+    """Fit, check the network, and write the posterior."""
     settings, voice = run.settings, run.voice
     target_file = check_writable(out, (".safetensors",))
     net, family = network(settings), chosen_likelihood(settings)
@@ -88,21 +47,8 @@ def fit(
     tell(voice, la, target_file, seconds, check=check)
 
 
-@reads(
-    "posterior", "train", "validation",
-    option(
-        "tune.method", str,
-        help="evidence, fixed_point, training, validation or grid (default: validation with --validation, training "
-        "with --train, else evidence).",
-    ),
-    option(
-        "tune.at", str,
-        help="Weights at which the evidence is taken: trained_weights, or linear_mode, the mode of the linearised "
-        "model, which needs --train (default: where the posterior has it).",
-    ),
-)  # fmt: skip
-def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
-    """Choose the prior precision, and the noise, of a posterior: on validation or training data, or by the evidence."""
+def tune(run: Run, out: Path) -> None:
+    """Choose prior and noise as the data allow, and write the posterior."""
     settings, voice = run.settings, run.voice
     target_file = check_writable(out, (".safetensors",))
     la = posterior(settings)

@@ -1,4 +1,4 @@
-"""`peewit predict`: predictions with their uncertainty, as a table."""
+"""The work of `peewit predict`: predictions with their uncertainty, as a table."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy
 import torch
-import typer
 from torch import Tensor
 
 from ..laplace import Laplace
@@ -19,34 +18,18 @@ from ..predictions.numbers import Numbers
 from ..predictions.prediction import Prediction
 from ..storage.atomic import writing
 from .datasets import LoadedData, load
-from .networks import posterior
-from .options import DATA, examples, option
+from .networks import generator, posterior
+from .options import LEVEL
 from .output import Problem, Voice, check_writable, finite
 from .posteriors import wanted_by
-from .runs import Run, reads
-from .settings import generator, section
+from .runs import Run
+from .settings import section
 
-PREDICT = examples(
-    "peewit predict -c run.toml -p posterior.safetensors --data new.npz -o predictions.csv",
-    "peewit predict -c run.toml -p posterior.safetensors --data photos/ --size 32 32 --json",
-)
 SUFFIXES = (".csv", ".npz", ".json")
-LEVEL = 0.95
 
 
-@reads(
-    "posterior",
-    "seed",
-    option("predict.method", str, help="linearised or sampled (default: linearised)."),
-    option("predict.link", str, help="How outputs become labels: probit, mc, bridge, ..."),
-    option("predict.level", float, help=f"Probability of intervals in regression (default: {LEVEL})."),
-)
-def predict(
-    run: Run,
-    data: Annotated[str, typer.Option("--data", "-x", metavar="DATA", help=f"Inputs. {DATA}")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write them: .csv, .npz or .json.")] = None,
-) -> None:
-    """Predict new inputs, and say how sure each prediction is."""
+def predict(run: Run, data: str, out: Path | None) -> None:
+    """Predict all inputs, and write or print the table."""
     settings, voice = run.settings, run.voice
     if out is None and not voice.as_json:
         raise Problem("Nowhere to write the predictions: give --out FILE (.csv, .npz or .json), or --json for stdout.")

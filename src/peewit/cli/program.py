@@ -15,8 +15,8 @@ import typer
 from ..messages.names import nearest
 from ..runtime.version import __version__
 from . import commands
-from .networks import importing
 from .output import Problem, stdout_for_json
+from .settings import importing
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130  # 130 is what shells expect after Ctrl-C
 INPUT = (Problem, ValueError, TypeError, OSError, ImportError)  # the library's own words name what was given

@@ -1,12 +1,10 @@
-"""`peewit recommend`: which recipe to use."""
+"""The work of `peewit recommend`: which recipe to use."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 import peewit as pw
 
@@ -17,36 +15,16 @@ from ..recommendation.result import Recommendation, TriedRecipe
 from ..recommendation.table import cells, remarks
 from .checking import NetworkCheck, check_weights
 from .datasets import Wanted, load
-from .networks import is_classification, network
+from .networks import generator, is_classification, network
 from .networks import likelihood as chosen_likelihood
-from .options import examples, option
 from .output import check_writable, table
 from .posteriors import check_classes
-from .runs import Run, reads
-from .settings import generator, require_setting, section
-
-RECOMMEND = examples(
-    "peewit recommend -c run.toml --validation held_out.npz -o posterior.safetensors",
-    "peewit recommend -m networks:lenet -w lenet.safetensors -l classification --train train.npz --seconds 60",
-    "peewit recommend -c run.toml --validation held_out.npz --ood letters=letters.npz --json",
-)
+from .runs import Run
+from .settings import require_setting, section
 
 
-@reads(
-    "likelihood", "train", "validation", "ood", "seed",
-    option(
-        "recommend.seconds", float,
-        help="Time limit: recipes that would take longer than what is left are not started (default: try all).",
-    ),
-    option("noise", float, help="Standard deviation in regression."),
-)  # fmt: skip
-def recommend(
-    run: Run,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where to write the best posterior (.safetensors).")
-    ] = None,
-) -> None:
-    """Try a few recipes, show how good each is, and say which to use and why; -o writes the best posterior."""
+def recommend(run: Run, out: Path | None) -> None:
+    """Try the recipes, write the best posterior if asked to, and show the table."""
     settings, voice = run.settings, run.voice
     target_file = None if out is None else check_writable(out, (".safetensors",))
     net, family = network(settings), chosen_likelihood(settings)

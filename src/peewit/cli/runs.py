@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from peewit_command import stop
 
 from . import options
 from .options import NETWORK_AND_DATA, SHARED, Option
@@ -63,3 +68,16 @@ def reads(*which: str | Option) -> Callable[[Callable[..., None]], Callable[...,
         return command
 
     return wrap
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """For imports of torch, which take seconds: Ctrl-C meanwhile ends the process with one line."""
+    if threading.current_thread() is not threading.main_thread():  # it alone may say what signals do
+        yield
+        return
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ..messages.names import nearest
 from .output import Problem
@@ -108,6 +107,17 @@ def read(path: Path) -> dict[str, Any]:
     return settings
 
 
+@contextlib.contextmanager
+def importing(*folders: Path) -> Iterator[None]:
+    """Modules are found in these folders too, for as long as a command runs."""
+    before = list(sys.path)
+    sys.path[:0] = [str(folder) for folder in folders]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
 def flat(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Tables as dotted names, each checked."""
     settings: dict[str, Any] = {}
@@ -176,11 +186,6 @@ def gather(config: Path | None, assignments: Sequence[str], options: Mapping[str
 def section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The settings of one table, by their own names."""
     return {key.partition(".")[2]: value for key, value in settings.items() if key.startswith(f"{name}.")}
-
-
-def generator(settings: Mapping[str, Any]) -> torch.Generator | None:
-    """Random numbers from the seed of the settings; None, for the fixed seed of the library, where there is none."""
-    return torch.Generator().manual_seed(settings["seed"]) if "seed" in settings else None
 
 
 def require_setting(settings: Mapping[str, Any], name: str, option: str) -> Any:
