@@ -14,6 +14,7 @@ from typing import Any
 import peewit
 import peewit.data
 import peewit.figures
+import peewit.integrations.sklearn
 import peewit.metrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
@@ -43,6 +44,7 @@ WARNINGS = ("RoundingWarning", "TuningWarning", "UnderconfidenceWarning")
 EXTRAS = {
     peewit.metrics: sorted(peewit.metrics.__all__, key=lambda name: not name.islower()),  # functions first
     peewit.figures: sorted(peewit.figures.__all__, key=lambda name: not name.islower()),
+    peewit.integrations.sklearn: tuple(peewit.integrations.sklearn.__all__),
     peewit.data: ("fashion_mnist",),
 }
 CONSTRUCTED = ("Likelihoods", "Priors", "Structures", "Curvature", "Weights")  # by users; other values are results
@@ -141,7 +143,12 @@ def members(cls: type, name: str) -> tuple[list[str], list[str]]:
 
 def title(name: str, module: ModuleType) -> str:
     """The name as users write it."""
-    return f"{module.__name__.replace('peewit', 'pw', 1)}.{name}"
+    return f"{place(module).replace('peewit', 'pw', 1)}.{name}"
+
+
+def place(module: ModuleType) -> str:
+    """Where users find a module: `pw.sklearn` is in a room of its own."""
+    return module.__name__.replace(".integrations", "")
 
 
 def entry(name: str, module: ModuleType = peewit) -> str:
@@ -150,6 +157,7 @@ def entry(name: str, module: ModuleType = peewit) -> str:
     parts = [f"### `{title(name, module)}`"]
     # Users do not construct results, so these need no signature.
     constructed = module is peewit and any(name in GROUPS[group] for group in CONSTRUCTED)
+    constructed |= hasattr(thing, "get_params")  # an estimator
     if inspect.isfunction(thing) or constructed:
         parts.append(f"```text\n{signature(thing, name, wrapped=True)}\n```")
     parts.append(markdown(docstring(thing)))
@@ -187,7 +195,7 @@ def page() -> str:
         present = [name for name in names if name in public]
         sections += [f"## {heading}", *(entry(name) for name in present)] if present else []
     for module, names in EXTRAS.items():
-        sections += [f"## `{module.__name__}`", docstring(module), *(entry(name, module) for name in names)]
+        sections += [f"## `{place(module)}`", docstring(module), *(entry(name, module) for name in names)]
     body = "\n\n".join(section.strip() for section in sections)
     return f"{HEAD}\nAll names:\n\n{contents(body)}\n\n{body}\n"
 

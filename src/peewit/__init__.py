@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .evaluation.report import Report
     from .evaluation.sweeps import Sweep, sweep
     from .fitting import fit, products
+    from .integrations import sklearn
     from .laplace import Laplace, load, validation_nll
     from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
     from .messages.errors import ArgumentTypeError, MismatchError, MissingPackageError, NotFiniteError, PeewitError
@@ -89,6 +90,7 @@ __all__ = [
     "metrics",
     "products",
     "recommend",
+    "sklearn",
     "sweep",
     "validation_nll",
 ]
@@ -128,6 +130,8 @@ if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
         """Public names, loaded when they are asked for."""
         if name in ("figures", "metrics"):
             return import_module(f".{name}", __name__)
+        if name == "sklearn":
+            return import_module(".integrations.sklearn", __name__)
         for module, names in SOURCES.items():
             if name in names:
                 globals()[name] = getattr(import_module(f".{module}", __name__), name)

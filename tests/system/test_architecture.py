@@ -39,6 +39,7 @@ ROOMS = (
     "report",
     "evaluation",
     "recommendation",
+    "integrations",
     "data",
     "__init__",
     "demo",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -33,10 +34,17 @@ LONGEST = 120  # of a first line
 ENGINE = {pw.Laplace: {"state"}}  # fields that are not for users
 
 
+PARTS = [("pw", pw), ("pw.metrics", pw.metrics), ("pw.figures", pw.figures)]
+ESTIMATORS = []
+if importlib.util.find_spec("sklearn"):  # machines with a GPU may do without
+    PARTS.append(("pw.sklearn", pw.sklearn))
+    ESTIMATORS = [pw.sklearn.LaplaceClassifier, pw.sklearn.LaplaceRegressor]
+
+
 def public() -> dict[str, Any]:
     """Every function and class that `__all__` names, by how users write it."""
     found = {}
-    for prefix, module in (("pw", pw), ("pw.metrics", pw.metrics), ("pw.figures", pw.figures)):
+    for prefix, module in PARTS:
         for name in module.__all__:
             thing = getattr(module, name)
             if not isinstance(thing, ModuleType | str):
@@ -55,6 +63,7 @@ METHODS_TOO = (
     pw.Regression,
     pw.Mixture,
     pw.Prior,
+    *ESTIMATORS,
 )  # classes whose methods are documented as functions are
 PRIOR_FOR_USERS = {
     "diagonal", "g_prior", "groups", "layerwise", "scalar", "scale_invariant", "sets", "unitwise", "with_precision"
@@ -79,7 +88,8 @@ def parameters(thing: Any) -> set[str]:
         named = {field.name for field in dataclasses.fields(thing) if not field.name.startswith("_")}
         return named - ENGINE.get(thing, set())
     if inspect.isclass(thing):
-        return set(getattr(thing, "_fields", ()))
+        estimator = hasattr(thing, "get_params")  # of scikit-learn's kind
+        return set(inspect.signature(thing).parameters if estimator else getattr(thing, "_fields", ()))
     return set(inspect.signature(thing).parameters) - {"self", "cls"}
 
 
@@ -116,7 +126,8 @@ def missing(thing: Any) -> list[str]:
     takes = parameters(thing)
     for name in sorted(takes - set(entries)):
         found.append(f"{name!r} is neither under Args nor under Attributes")
-    for name in sorted(set(entries) - takes - properties(thing)):
+    fitted = {name for name in entries if name.endswith("_")} if hasattr(thing, "get_params") else set()
+    for name in sorted(set(entries) - takes - properties(thing) - fitted):
         found.append(f"{name!r} is documented, and there is no such argument or field")
     silent = not inspect.isclass(thing) and inspect.signature(thing).return_annotation == "None"
     if not inspect.isclass(thing) and not silent and not made.get("Returns", "").strip():

@@ -1,0 +1,1 @@
+"""Peewit inside other libraries: one folder for each library."""
