@@ -420,7 +420,7 @@ POSTERIOR = "-m NET:classifier -w weights.pt -p made.safetensors"
         ("fit -c run.toml -w module.pt", "which may run code and are not loaded"),
         ("fit -c run.toml -o run.toml/p.safetensors", "run.toml is a file; expected a folder"),
         (f"predict {POSTERIOR} --data NET:number -o p.csv", "returned a int; expected a tensor"),
-        (f"predict {POSTERIOR} --data named.csv -o p.csv", "Name the target column with --target"),
+        (f"predict {POSTERIOR} --data named.csv -o p.csv", "name it with --target"),
         ("report hollow.json", "a report without methods"),
         ("report hollow.json --test train.npz", "and --test; expected a report in JSON, or what to measure"),
         ("report train.npz", "is not text; expected a report in JSON"),

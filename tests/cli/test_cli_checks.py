@@ -63,17 +63,24 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_raw_columns_for_a_network_of_standardised_ones(place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The mistake of everyone: the first finding says so, each is one line with what to do, and the fit is written."""
+    """The mistake of everyone: refused in one line with what to do, before anything is written; --anyway goes on."""
     for tuned in ("", "--tune"):
-        assert run(f"{FIT} NET:regressor -w trained.pt --train raw.csv {tuned}", place) == 0
-        lines = capsys.readouterr().out.splitlines()
-        found = [line for line in lines if line.startswith(("problem, ", "warning, ", "note, "))]
-        assert found[0].startswith("problem, fit: The network is worse than a constant: R^2 is -")
-        assert "that inputs and targets are scaled as in training" in found[0]
-        assert all(" What to do: " in line for line in found)
-        assert [line for line in found if "la." in line] == [], "commands, and not calls"
-        assert sum(line.startswith("fine: ") for line in lines) == 1
-        assert Path("made.safetensors").is_file()
+        assert run(f"{FIT} NET:regressor -w trained.pt --train raw.csv {tuned} -q", place, anyway=False) == 2
+        told = capsys.readouterr()
+        lines = [line for line in told.err.splitlines() if not line.startswith("note: ")]
+        assert told.out == "" and len(lines) == 1 and not Path("made.safetensors").exists()
+        assert lines[0].startswith("peewit: The network is worse than a constant: R^2 is -")
+        assert "inputs and targets are scaled as in training" in lines[0]
+        assert "give --standardise. To go on with this network, give --anyway." in lines[0]
+    assert run(f"{FIT} NET:regressor -w trained.pt --train raw.csv --anyway", place, anyway=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = [line for line in lines if line.startswith(("problem, ", "warning, ", "note, "))]
+    assert found[0].startswith("problem, fit: The network is worse than a constant: R^2 is -")
+    assert all(" What to do: " in line for line in found)
+    assert [line for line in found if "la." in line] == [], "commands, and not calls"
+    assert sum(line.startswith("fine: ") for line in lines) == 1
+    assert Path("made.safetensors").is_file()
+    assert run(f"{FIT} NET:regressor -w trained.pt --train raw.csv --standardise", place, anyway=False) == 0
 
 
 def test_a_network_that_is_fine_takes_one_line(place: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,12 +101,15 @@ def test_findings_in_json(place: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("extra", ["--no-diagnose", "--set diagnose=false"])
 def test_the_diagnosis_can_be_left_out(extra: str, place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(f"{FIT} NET:regressor --train raw.csv {extra} --json", place) == 0
+    given = f"{FIT} NET:regressor -w trained.pt --train raw.csv {extra} --json"
+    assert run(given, place, anyway=False) == 0
     told = capsys.readouterr()
-    assert "findings" not in json.loads(told.out) and "diagnosis" not in told.err
+    values = json.loads(told.out)
+    assert values["findings"] == [] and values["not_diagnosed"] == "--no-diagnose was given"
+    assert "diagnosis" not in told.err
 
 
-def test_random_weights_are_named(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_weights_are_refused(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Where none were given, and the network has others each time; not where the function puts them in."""
     for net, given, random in (
         ("regressor", "", True),
@@ -108,11 +118,44 @@ def test_random_weights_are_named(place: str, capsys: pytest.CaptureFixture[str]
         ("net", "", False),
         ("once", "", False),
     ):
-        assert run(f"{FIT} NET:{net} {given} --train standardised.csv", place) == 0
-        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem, weights: ")]
-        assert len(lines) == random, net
+        common = f"{FIT} NET:{net} {given} --train standardised.csv --no-diagnose"
+        assert run(common, place, anyway=False) == (2 if random else 0), net
+        told = capsys.readouterr().err
+        assert ("peewit: No weights were given, and " in told and "give --anyway" in told) == random, net
+        assert Path("made.safetensors").is_file() != random
+        Path("made.safetensors").unlink(missing_ok=True)
         if random:
-            assert "--weights FILE" in lines[0] and "no command can use the posterior" in lines[0]
+            assert "--weights FILE" in told and "no command can use the posterior" in told
+            assert run(f"{common} --anyway", place) == 0
+            assert "problem, weights: No weights were given" in capsys.readouterr().out
+            Path("made.safetensors").unlink()
+
+
+@pytest.mark.parametrize("command", ["evaluate", "report"])
+def test_random_weights_are_not_evaluated(command: str, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = f"{command} -m NET:regressor -l regression --test standardised.csv --set evaluate.intervals=5"
+    assert run(given, place, anyway=False) == 2
+    assert "peewit: No weights were given" in capsys.readouterr().err
+    if command == "evaluate":
+        assert run(given, place, anyway=True) == 0
+
+
+def test_diagnose_is_a_command(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says what `la.diagnose` finds, with commands as advice."""
+    given = f"{FIT} NET:regressor -w trained.pt --train standardised.csv -q"
+    assert run(given, place) == 0
+    capsys.readouterr()
+    use = "diagnose -m NET:regressor -w trained.pt -p made.safetensors"
+    assert run(f"{use} --train standardised.csv", place) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("[fine] fit: The network is better than a constant")
+    assert "[fine] rounding" in shown and "la." not in shown
+    assert run(f"{use} --train standardised.csv --json", place) == 0
+    told = json.loads(capsys.readouterr().out)
+    topics = [each["topic"] for each in told["findings"]]
+    assert topics[:2] == ["fit", "mode"] and told["healthy"] is False and "residuals" in topics
+    assert run(use, place) == 2
+    assert "No train was given" in capsys.readouterr().err
 
 
 def test_a_diagnosis_that_fails_loses_nothing(

@@ -85,7 +85,10 @@ def test_names_of_columns_and_classes_are_kept(place: str, capsys: pytest.Captur
 
 def test_random_weights_are_named(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path(f"{place}_random.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(2, 3)\n")
-    assert run(f"recommend -m {place}_random:net -l classification --train train.npz", place) == 0
+    given = f"recommend -m {place}_random:net -l classification --train train.npz"
+    assert run(given, place, anyway=False) == 2
+    assert "peewit: No weights were given" in capsys.readouterr().err
+    assert run(given, place) == 0
     assert "problem, weights: No weights were given" in capsys.readouterr().out
 
 

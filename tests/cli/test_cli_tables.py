@@ -63,7 +63,7 @@ def test_the_file_holds_names(place: str, capsys: pytest.CaptureFixture[str]) ->
     assert run("fit -m NET:classifier -l classification --train moved.csv --target class --json", place) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["inputs"], told["targets"], told["classes"]) == (["b", "a"], ["class"], NAMES)
-    schema = Schema(("class", "b", "a"), ("class",), True, tuple(NAMES))
+    schema = Schema(columns=("class", "b", "a"), targets=("class",), header=True, classes=tuple(NAMES))
     la = pw.load("posterior.safetensors", classifier())
     assert la.state.schema == schema and la.state.schema.inputs == ("b", "a")
     later = la.with_prior(2.0).update(data())
@@ -229,7 +229,7 @@ def test_tables_without_a_header_go_by_place(source: str, place: str, capsys: py
     bare("inputs.csv", "inputs_with.csv")
     assert run(f"{FIT} all.csv --target 0", place) == 0
     assert pw.load("made.safetensors", classifier()).state.schema == Schema(
-        ("0", "1", "2"), ("0",), False, tuple(NAMES)
+        columns=("0", "1", "2"), targets=("0",), classes=tuple(NAMES)
     )
     capsys.readouterr()
     assert run(f"predict {POSTERIOR} --data {source} -o p.csv", place) == 0
@@ -324,7 +324,7 @@ def test_first_rows(rows: list[list[object]], header: bool | None, tmp_path: Pat
     ],
 )
 def test_known_names_tell_a_header_of_numbers(rows: list[list[object]], header: bool | None, tmp_path: Path) -> None:
-    path, known = tmp_path / "table.csv", Schema(("2019", "2020", "y"), ("y",), True)
+    path, known = tmp_path / "table.csv", Schema(columns=("2019", "2020", "y"), targets=("y",), header=True)
     path.write_text(text(rows))
     if header is None:
         with pytest.raises(Problem, match="the table of the fit had the header 2019, 2020, y"):
@@ -334,7 +334,7 @@ def test_known_names_tell_a_header_of_numbers(rows: list[list[object]], header: 
 
 
 def test_short_tables_are_no_headers_where_the_fit_had_none(tmp_path: Path) -> None:
-    path, known = tmp_path / "table.csv", Schema(("0", "1", "2"), ("2",))
+    path, known = tmp_path / "table.csv", Schema(columns=("0", "1", "2"), targets=("2",))
     for rows, kept in (([[1, 2], [0.5, 0.25]], True), ([[1, 2], *([[0.5, 0.25]] * 20)], False)):
         path.write_text(text(rows))
         if kept:
@@ -347,7 +347,7 @@ def test_short_tables_are_no_headers_where_the_fit_had_none(tmp_path: Path) -> N
 def test_a_known_class_is_no_name(tmp_path: Path) -> None:
     path, rows = tmp_path / "table.csv", [[0.5, 0.25, "low"], [1.5, 2.5, "top"]]
     path.write_text(text(rows))
-    known = Schema(("0", "1", "2"), ("2",), False, tuple(NAMES))
+    known = Schema(columns=("0", "1", "2"), targets=("2",), classes=tuple(NAMES))
     assert len(tables.read(path, None, True, known).rows) == 2
     with pytest.raises(Problem, match="may be a header"):
         tables.read(path, None, True, Schema())

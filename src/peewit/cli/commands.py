@@ -19,7 +19,7 @@ from .options import (
     examples,
     option,
 )
-from .output import check_writable
+from .output import check_sources, check_writable, require_packages_for
 from .runs import Run, loading, reads
 
 DEMO = examples("peewit demo", "peewit demo --seed 1 --report demo.html", "peewit demo --quick --no-report")
@@ -31,12 +31,16 @@ RECOMMEND = examples(
 FIT = examples(
     "peewit fit -m networks:lenet -w lenet.safetensors -l classification --train train.npz -o posterior.safetensors",
     "peewit fit -c run.toml --set fit.weights=last_layer --set fit.structure=full --tune",
-    "peewit fit -m networks:mlp -w mlp.safetensors -l regression --train houses.csv --target price --json",
+    "peewit fit -m networks:mlp -w mlp.safetensors -l regression --train houses.csv --target price --standardise",
 )
 TUNE = examples(
     "peewit tune -c run.toml -p posterior.safetensors -o tuned.safetensors",
     "peewit tune -c run.toml -p posterior.safetensors --method validation --validation held_out.npz",
     "peewit tune -c run.toml -p posterior.safetensors --at linear_mode --train train.npz",
+)
+DIAGNOSE = examples(
+    "peewit diagnose -c run.toml -p posterior.safetensors",
+    "peewit diagnose -m networks:mlp -w mlp.safetensors -p posterior.safetensors --train houses.csv --json",
 )
 PREDICT = examples(
     "peewit predict -c run.toml -p posterior.safetensors --data new.npz -o predictions.csv",
@@ -61,8 +65,12 @@ LANDSCAPE = examples(
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where to write the posterior (.safetensors).")]
 NOISE = option("noise", float, help="Standard deviation in regression.")
+DIAGNOSED = option(
+    "diagnose", bool, "--diagnose/--no-diagnose",
+    help="Whether to check the network on its training data, in one more pass (default: yes).",
+)  # fmt: skip
 EVALUATED = (
-    "posterior", "likelihood", "validation", "test", "ood", "ensemble", "seed", "title",
+    "posterior", "likelihood", "validation", "test", "ood", "ensemble", "seed", "title", "anyway",
     option(
         "evaluate.shifts", str, metavar="NAMES", convert=all_or_some(SHIFTS),
         help=f"Corrupt the inputs: all, or some of {', '.join(SHIFTS)}.",
@@ -95,7 +103,7 @@ def demo(
 
 
 @reads(
-    "likelihood", "train", "validation", "ood", "seed", NOISE,
+    "likelihood", "train", "standardise", "validation", "ood", "seed", NOISE, "anyway", DIAGNOSED,
     option(
         "recommend.seconds", float,
         help="Time limit: recipes that would take longer than what is left are not started (default: try all).",
@@ -114,7 +122,7 @@ def recommend(
 
 
 @reads(
-    "likelihood", "train", "seed", NOISE,
+    "likelihood", "train", "standardise", "seed", NOISE, "anyway", DIAGNOSED,
     option(
         "fit.structure", str, "--structure", "-s", names=STRUCTURES,
         help=f"How curvature is kept: {', '.join(STRUCTURES)} (default: kron).",
@@ -128,10 +136,6 @@ def recommend(
         "fit.at", str,
         help="Weights at which the evidence is taken: trained_weights (default), or linear_mode, the mode of the "
         "linearised model, which --tune keeps.",
-    ),
-    option(
-        "diagnose", bool, "--diagnose/--no-diagnose",
-        help="Whether to check the network on its training data, in one more pass (default: yes).",
     ),
 )  # fmt: skip
 def fit(
@@ -165,6 +169,14 @@ def tune(run: Run, out: Out = Path("tuned.safetensors")) -> None:
     posteriors.tune(run, out)
 
 
+@reads("posterior", "train")
+def diagnose(run: Run) -> None:
+    """Say what may be wrong with the network, the prior or the likelihood, from one pass over the training data."""
+    with loading():
+        from . import diagnosing
+    diagnosing.diagnose(run)
+
+
 @reads(
     "posterior", "seed",
     option("predict.method", str, help="linearised or sampled (default: linearised)."),
@@ -177,6 +189,7 @@ def predict(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write them: .csv, .npz or .json.")] = None,
 ) -> None:
     """Predict new inputs, and say how sure each prediction is."""
+    check_sources([data])
     with loading():
         from . import predicting
     predicting.predict(run, data, out)
@@ -190,6 +203,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Measure predictions on test data, beside the plain network and other ways to predict."""
+    require_packages_for(*out or [])
     with loading():
         from . import evaluating
     evaluating.evaluate(run, out or [])
@@ -202,6 +216,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the page (.html).")] = Path("report.html"),
 ) -> None:
     """Write the page that says whether to trust the network: from a report in JSON, or from a posterior and data."""
+    require_packages_for(out)
     with loading():
         from . import evaluating
     evaluating.report(run, source, out)
@@ -233,6 +248,7 @@ def landscape(
     ),
 ) -> None:
     """Draw the loss around the trained weights, and what the posterior makes of it: an interactive page."""
+    require_packages_for(out)
     with loading():
         from . import showing
     showing.landscape(run, out)
@@ -244,6 +260,7 @@ ALL = (
     (recommend, RECOMMEND),
     (fit, FIT),
     (tune, TUNE),
+    (diagnose, DIAGNOSE),
     (predict, PREDICT),
     (evaluate, EVALUATE),
     (report, REPORT),

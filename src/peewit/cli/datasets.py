@@ -31,6 +31,7 @@ class Wanted:
     dtype: torch.dtype = torch.float32
     categorical: bool = False
     labels: bool = True  # whether targets are needed
+    inputs: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None
     size: tuple[int, int] | None = None
@@ -48,7 +49,7 @@ class Wanted:
         schema: Schema | None = None,
     ) -> Wanted:
         """Read from the settings of a run."""
-        target, classes, size = settings.get("target", ()), settings.get("classes"), settings.get("size")
+        classes, size = settings.get("classes"), settings.get("size")
         if size is not None and (len(size) != 2 or not all(type(each) is int and each > 0 for each in size)):
             raise Problem(f"size = {size!r} was given; expected height and width, such as [32, 32].")
         if (batch := settings.get("batch", CHUNK)) < 1:
@@ -68,7 +69,8 @@ class Wanted:
             dtype=torch.float32 if first is None else first.dtype,
             categorical=categorical,
             labels=labels,
-            target=(target,) if isinstance(target, str) else tuple(map(str, target)),
+            inputs=names_of(settings, "inputs"),
+            target=names_of(settings, "target"),
             classes=classes,
             size=None if size is None else (size[0], size[1]),
             batch=batch,
@@ -76,6 +78,12 @@ class Wanted:
             header=settings.get("header"),
             schema=schema,
         )
+
+
+def names_of(settings: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """One name, or several."""
+    value = settings.get(name, ())
+    return (value,) if isinstance(value, str) else tuple(map(str, value))
 
 
 @dataclass(frozen=True)
@@ -149,18 +157,23 @@ def shape_targets(x: Tensor, y: Tensor, model: nn.Module | None) -> Tensor:
     """Reshape targets (N,) to (N, 1), or back, if the network's outputs have that shape."""
     if model is None or y.dim() > 2 or y[:1].numel() != 1:
         return y
+    out = outputs_of(model, x[:1])  # None: the command itself will report the problem
+    one = isinstance(out, Tensor) and out.numel() == 1 and 1 <= out.dim() <= 2
+    return y.reshape(len(y), *out.shape[1:]) if one else y
+
+
+def outputs_of(model: nn.Module, x: Tensor) -> Any:
+    """Outputs of the network in evaluation mode; None where it does not take these inputs."""
     modes = {module: module.training for module in model.modules()}
     first = next(model.parameters(), x)
     try:
         with torch.no_grad():
-            out = model.eval()(x[:1].to(first.device))
-    except Exception:  # the command itself will report the problem
-        return y
+            return model.eval()(x.to(first.device))
+    except Exception:
+        return None
     finally:
         for module, training in modes.items():
             module.training = training
-    one = isinstance(out, Tensor) and out.numel() == 1 and 1 <= out.dim() <= 2
-    return y.reshape(len(y), *out.shape[1:]) if one else y
 
 
 Read = tuple[Tensor, "Tensor | None", Schema]
@@ -178,7 +191,7 @@ def arrays(path: Path, wanted: Wanted) -> Read:
         raise Problem(
             f"{path} cannot be read as .npz: {why}. Expected what numpy.savez(path, x=..., y=...) writes."
         ) from error
-    for name in (*INPUTS, *TARGETS, *wanted.target):
+    for name in (*wanted.inputs, *INPUTS, *TARGETS, *wanted.target):
         if name in arrays_by_name and arrays_by_name[name].dtype.kind not in "biuf":
             raise Problem(
                 f"{path}: {name} holds {arrays_by_name[name].dtype}; expected numbers, with classes as 0, 1, 2, ..."
@@ -210,7 +223,12 @@ def tensors(path: Path, wanted: Wanted) -> Read:
 
 def inputs_and_targets(tensors_by_name: Mapping[str, Tensor], path: Path, wanted: Wanted) -> Read:
     """Inputs and targets, by their usual names."""
-    x = next((tensors_by_name[name] for name in INPUTS if name in tensors_by_name), None)
+    if len(wanted.inputs) > 1 or not set(wanted.inputs) <= set(tensors_by_name):
+        raise Problem(
+            f"{path} holds {', '.join(tensors_by_name) or 'nothing'}; --inputs names one of these arrays, or columns "
+            "of a table."
+        )
+    x = next((tensors_by_name[name] for name in (*wanted.inputs, *INPUTS) if name in tensors_by_name), None)
     y = next((tensors_by_name[name] for name in (*wanted.target, *TARGETS) if name in tensors_by_name), None)
     if x is None or x.dim() == 0 or (y is not None and y.dim() == 0):
         raise Problem(
@@ -237,11 +255,19 @@ def columns(path: Path, wanted: Wanted) -> Read:
     """A table of numbers; the last column is the target unless others are named."""
     known = wanted.schema or Schema()
     table = tables.read(path, wanted.header, wanted.labels, replace(known, classes=wanted.classes))
-    inputs, chosen = tables.split(table, wanted.target, wanted.labels, known)
+    inputs, chosen = tables.split(table, wanted.inputs, wanted.target, wanted.labels, known)
     x = table.numbers(inputs).to(wanted.dtype)
     if not chosen:
+        if not known.columns:
+            refuse_target(table, inputs, x, wanted)
         return x, None, Schema(classes=wanted.classes)
-    schema = Schema(table.names, tuple(chosen), table.header, wanted.classes)
+    schema = Schema(
+        columns=table.names,
+        targets=tuple(chosen),
+        header=table.header,
+        named_inputs=tuple(inputs) if wanted.inputs else (),
+        classes=wanted.classes,
+    )
     if not wanted.categorical:
         return x, table.numbers(chosen).to(wanted.dtype), schema
     if len(chosen) > 1:
@@ -251,6 +277,18 @@ def columns(path: Path, wanted: Wanted) -> Read:
         return x, targets(table.numbers(chosen)[:, 0], path, wanted), schema
     classes = wanted.classes or tuple(sorted(set(words)))
     return x, indices(words, classes, str(path)), replace(schema, classes=classes)
+
+
+def refuse_target(table: tables.Table, inputs: Sequence[str], x: Tensor, wanted: Wanted) -> None:
+    """Refuse a table whose last column is no input, since the network takes the others."""
+    model = wanted.model
+    if model is None or len(inputs) < 2 or outputs_of(model, x[:1]) is not None:
+        return
+    if outputs_of(model, x[:1, :-1]) is not None:
+        raise Problem(
+            f"{table.path} has {len(inputs)} columns ({tables.list_names(inputs)}), and the network takes "
+            f"{len(inputs) - 1} inputs. If the table has the target, name it: --target {inputs[-1]}, or another column."
+        )
 
 
 def indices(words: Sequence[str], classes: Sequence[str], where: str) -> Tensor:

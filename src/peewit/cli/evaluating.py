@@ -15,6 +15,7 @@ from ..laplace import Laplace
 from ..metrics.results import Estimate
 from ..report.words import has_interval
 from ..storage.atomic import writing
+from .checking import check_weights
 from .datasets import Wanted, load
 from .networks import ensemble as members
 from .networks import generator, is_classification, network, posterior
@@ -25,7 +26,7 @@ from .runs import Run
 from .settings import read, require_setting, section
 
 SUFFIXES = (".html", ".json", ".md")
-COLUMNS = ("accuracy", "rmse", "nll", "brier", "ece", "crps", "coverage95", "aurc")
+COLUMNS = ("accuracy", "rmse", "nll", "brier", "ece", "crps", "coverage90", "aurc")
 
 
 def evaluate(run: Run, out: list[Path]) -> None:
@@ -74,6 +75,9 @@ def measure(settings: Mapping[str, Any], voice: Voice) -> Report:
         wanted, model = wanted_by(settings, subject), subject.model
     else:
         subject = model = network(settings)
+        check_weights(settings, model)
+        if settings.get("standardise", False):
+            raise Problem("standardise is kept by a posterior: fit one with it, and give --posterior FILE.")
         arguments["likelihood"] = chosen_likelihood(settings)
         wanted = Wanted.of(settings, model, is_classification(arguments["likelihood"]))
     data = load(require_setting(settings, "test", "--test DATA"), wanted)

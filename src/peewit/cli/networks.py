@@ -17,6 +17,7 @@ import peewit as pw
 
 from ..laplace import Laplace
 from ..messages.names import first_names, nearest
+from ..network.scaling import unscaled
 from .output import Problem
 from .settings import is_function, require_setting
 
@@ -95,7 +96,7 @@ def ensemble(settings: Mapping[str, Any], model: nn.Module) -> list[nn.Module] |
     models = [model]
     for path in settings.get("ensemble", ()):
         models.append(copy.deepcopy(model))
-        load_weights(models[-1], Path(path))
+        load_weights(unscaled(models[-1]), Path(path))
     return models if len(models) > 1 else None
 
 
@@ -171,6 +172,11 @@ def likelihood(settings: Mapping[str, Any]) -> Any:
     if name != "regression":
         raise Problem(f"noise = {settings['noise']!r} is for --likelihood regression; {name!r} was given.")
     return pw.Gaussian(noise=settings["noise"])
+
+
+def is_regression(likelihood: Any) -> bool:
+    """Whether targets are numbers with one noise."""
+    return likelihood == "regression" or isinstance(likelihood, pw.Gaussian)
 
 
 def is_classification(likelihood: Any) -> bool:

@@ -117,6 +117,10 @@ SHARED = {
         option(
             "target", list[str], metavar="COLUMN", help="Target column of .csv files (default: the last).", panel=RUN
         ),
+        option(
+            "inputs", str, metavar="A,B,...", panel=RUN, convert=words,
+            help="Input columns of .csv files, in the network's order (default: all but the target).",
+        ),
         option("classes", str, metavar="A,B,...", help="Names of the classes in order.", panel=RUN, convert=words),
         option(
             "header", bool, "--header/--no-header", panel=RUN,
@@ -124,11 +128,20 @@ SHARED = {
         ),
         option("size", tuple[int, int], metavar="H W", help="Bring images to this size.", panel=RUN),
         option("seed", int, help="Seed of everything random (default: a fixed one).", panel=RUN),
+        option(
+            "standardise", bool, "--standardise/--no-standardise", panel=RUN,
+            help="For a network that was trained on standardised columns: scale inputs, and targets in regression, by "
+            "the training table. The posterior keeps the scaling.",
+        ),
+        option(
+            "anyway", bool, "--anyway", panel=RUN,
+            help="Go on with a network whose weights are random, or that is worse than a constant.",
+        ),
         option("title", str, help="Title of the report."),
         option("device", str, "--device", "-d", help="cpu, cuda, ... (default: cpu).", panel=RUN),
     )
 }  # fmt: skip
-NETWORK_AND_DATA = ("model", "weights", "target", "classes", "header", "size", "device")  # of every run
+NETWORK_AND_DATA = ("model", "weights", "inputs", "target", "classes", "header", "size", "device")  # of every run
 
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="TOML file with settings of the run.", rich_help_panel=RUN)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -124,6 +125,26 @@ def check_writable(path: Path, suffixes: Sequence[str] = ()) -> Path:
         raise Problem(f"{path} cannot be written: {error.strerror or error}. Choose another place.") from error
     trial.unlink()
     return path
+
+
+def require_package(module: str, what: str, package: str) -> None:
+    """Refuse work that needs an extra which is not installed, before any of it is done."""
+    if find_spec(module) is None:
+        raise Problem(f"{what} need {package}, which is not installed: pip install {package.lower()}.")
+
+
+def require_packages_for(*paths: Path) -> None:
+    """What pages and pictures are drawn with."""
+    if any(path.suffix.lower() in (".html", ".png") for path in paths):
+        require_package("plotly", "Pages and pictures (.html, .png)", "plotly")
+    if any(path.suffix.lower() == ".png" for path in paths):
+        require_package("kaleido", "Pictures (.png)", "kaleido")
+
+
+def check_sources(sources: Iterable[str]) -> None:
+    """What folders of images are read with."""
+    if any(Path(source).expanduser().is_dir() for source in sources):
+        require_package("PIL", "Folders of images", "Pillow")
 
 
 def list_choices(names: Sequence[str]) -> str:

@@ -16,12 +16,13 @@ from .. import likelihoods
 from ..laplace import Laplace
 from ..posterior.schema import Schema
 from ..tuning.options import TuneMethod
-from .checking import NetworkCheck, check_network
+from .checking import NetworkCheck, check_network, check_weights
 from .datasets import Wanted, load
 from .networks import generator, is_classification, network, posterior
 from .networks import likelihood as chosen_likelihood
 from .output import Problem, Voice, check_writable
 from .runs import Run
+from .scaling import as_inner, standardise
 from .settings import require_setting, section
 from .tables import list_names
 
@@ -31,10 +32,14 @@ def fit(run: Run, out: Path, tuned: bool) -> None:
     settings, voice = run.settings, run.voice
     target_file = check_writable(out, (".safetensors",))
     net, family = network(settings), chosen_likelihood(settings)
+    weights = check_weights(settings, net)
     data = load(require_setting(settings, "train", "--train DATA"), Wanted.of(settings, net, is_classification(family)))
+    net, data, family = standardise(settings, net, data, family)
     began = time.perf_counter()
     with voice.stage("the fit", with_bar=False):
         options = section(settings, "fit") | {"generator": generator(settings)}
+        if data.schema.scaling is not None and "weights" in options:
+            options["weights"] = as_inner(options["weights"])
         la = pw.fit(net, data.value, family, **options, progress=voice.progress)
     check_classes(la, data.schema.classes, data.source)
     la = pw.Laplace(replace(la.state, schema=None if data.schema == Schema() else data.schema))
@@ -42,7 +47,7 @@ def fit(run: Run, out: Path, tuned: bool) -> None:
         with voice.stage("prior and noise by the training data", with_bar=False):
             la = la.tune(train=data.value, progress=voice.progress)
     seconds = time.perf_counter() - began
-    check = check_network(la, data.value, settings, voice) if settings.get("diagnose", True) else None
+    check = check_network(la, data.value, settings, voice, weights)
     la.save(target_file)
     tell(voice, la, target_file, seconds, check=check)
 
@@ -135,6 +140,9 @@ def tell(
         values |= {"inputs": list(schema.inputs), "targets": list(schema.targets), "header": schema.header}
         kind = "columns" if schema.header else "columns by their places, from 0"
         lines.append(f"{kind}: inputs {list_names(schema.inputs)}; target {list_names(schema.targets)}")
+    if schema.scaling is not None:
+        values["standardised"] = list(schema.scaling.parts)
+        lines.append(f"standardised by the training data: {' and '.join(schema.scaling.parts)}")
     if schema.classes is not None:
         values["classes"] = list(schema.classes)
         lines.append(f"classes, in the order of the outputs: {', '.join(schema.classes)}")

@@ -13,13 +13,14 @@ from ..metrics.results import Estimate
 from ..posterior.schema import Schema
 from ..recommendation.result import Recommendation, TriedRecipe
 from ..recommendation.table import cells, remarks
-from .checking import NetworkCheck, check_weights
+from .checking import check_network, check_weights
 from .datasets import Wanted, load
 from .networks import generator, is_classification, network
 from .networks import likelihood as chosen_likelihood
 from .output import check_writable, table
 from .posteriors import check_classes
 from .runs import Run
+from .scaling import standardise
 from .settings import require_setting, section
 
 
@@ -28,8 +29,10 @@ def recommend(run: Run, out: Path | None) -> None:
     settings, voice = run.settings, run.voice
     target_file = None if out is None else check_writable(out, (".safetensors",))
     net, family = network(settings), chosen_likelihood(settings)
+    weights = check_weights(settings, net)
     wanted = Wanted.of(settings, net, is_classification(family))
     data = load(require_setting(settings, "train", "--train DATA"), wanted)
+    net, data, family = standardise(settings, net, data, family)
     schema = None if data.schema == Schema() else data.schema
     known = Wanted.of(settings, net, wanted.categorical, schema=schema)
     validation = load(settings["validation"], known).value if "validation" in settings else None
@@ -48,7 +51,7 @@ def recommend(run: Run, out: Path | None) -> None:
         )
     la = Laplace(replace(recommendation.posterior.state, schema=schema))
     check_classes(la, data.schema.classes, data.source)
-    check = NetworkCheck(tuple(check_weights(settings, net)))
+    check = check_network(la, data.value, settings, voice, weights)
     if target_file is not None:
         la.save(target_file)
     head, rows = cells(recommendation.table, recommendation.known)
@@ -61,10 +64,11 @@ def recommend(run: Run, out: Path | None) -> None:
         values,
         table(head, rows),
         *remarks(recommendation.table),
-        *check.lines(),
+        *(line for line in check.lines() if line.startswith("problem, ")),
         *(f"- {reason}" for reason in recommendation.reasons),
         f"\nuse {recommendation.recipe}:",
         *(f"    {line}" for line in recommendation.code.splitlines()),
+        *([] if data.schema.scaling is None else ["(model: the network with its scaling, la.model of the posterior)"]),
         *([] if target_file is None else [f"written to {target_file}"]),
     )
 

@@ -15,7 +15,7 @@ from peewit_command import stop
 
 from . import options
 from .options import NETWORK_AND_DATA, SHARED, Option
-from .output import Voice
+from .output import Voice, check_sources
 from .settings import gather
 
 ALWAYS = {
@@ -53,6 +53,8 @@ def reads(*which: str | Option) -> Callable[[Callable[..., None]], Callable[...,
             values = {name: arguments.pop(name) for name in others}
             chosen = {option.setting: option.convert(values[name]) for name, option in known.items()}
             settings = gather(values["config"], values["assignments"] or [], chosen)
+            data = [settings[name] for name in ("train", "validation", "test") if name in known and name in settings]
+            check_sources([*data, *(settings.get("ood", {}).values() if "ood" in known else ())])
             all_options = chosen | {"config": values["config"], "set": values["assignments"]}
             used = tuple(name for name, value in all_options.items() if value not in (None, [], {}))
             function(Run(settings, used, Voice(values["as_json"], values["quiet"])), **arguments)

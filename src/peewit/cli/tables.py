@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -42,14 +43,23 @@ class Table:
     def numbers(self, names: Sequence[str]) -> Tensor:
         """(rows, names): columns in float64."""
         for name in names:
-            for number, cell in enumerate(self.column(name), 1):
-                if not is_number(cell):
-                    raise Problem(
-                        f"{self.path}: row {number}, column {name!r} holds {cell!r}; expected a number. "
-                        "Name the target column with --target."
-                    )
+            if not all(map(is_number, self.column(name))):
+                self.refuse_words(name)
         columns = [list(map(float, self.column(name))) for name in names]
         return torch.tensor(columns, dtype=torch.float64).T.contiguous()
+
+    def refuse_words(self, name: str) -> NoReturn:
+        """Name the first cell of a column that is no number, and what to do about it."""
+        others = {number: cell for number, cell in enumerate(self.column(name), 1) if not is_number(cell)}
+        number, cell = next(iter(others.items()))
+        count = f" ({len(others)} of its {len(self.rows)} cells are none)" if len(others) > 1 else ""
+        advice = (
+            "Fill in missing cells as for the training, or remove their rows."
+            if is_missing(cell)
+            else "Write words as numbers as for the training, such as one column of 0 and 1 for each; leave the column "
+            "out, --inputs A,B,...; or, if it is the target, name it with --target."
+        )
+        raise Problem(f"{self.path}: row {number}, column {name!r} holds {cell!r}; expected a number{count}. {advice}")
 
     def words(self, name: str) -> list[str]:
         """The cells of a column of classes; refuse empty ones."""
@@ -145,7 +155,7 @@ def rising(row: Sequence[str]) -> bool:
 
 def find_header(first: Sequence[str], below: Sequence[Sequence[str]], classes: Collection[str]) -> tuple[bool, bool]:
     """Whether a row of numbers and words is a header, and whether that is unclear."""
-    words = {column: cell for column, cell in enumerate(first) if not is_number(cell) and cell.lower() not in MISSING}
+    words = {column: cell for column, cell in enumerate(first) if not is_number(cell) and not is_missing(cell)}
     others = {column: [row[column] for row in below if column < len(row)] for column in words}
     if any(cell in classes or cell in others[column] for column, cell in words.items()):
         return False, False  # a class that other rows have too
@@ -160,34 +170,45 @@ def by_place(path: Path, width: int, labels: bool, known: Schema) -> tuple[str, 
     if width == len(known.inputs) and not labels:
         return known.inputs
     inputs, targets = len(known.inputs), len(known.targets)
+    others = len(known.columns) - inputs - targets
     raise Problem(
         f"{path} has {width} columns; expected {inputs} inputs and {targets} {'target' if targets == 1 else 'targets'}"
+        f"{f' and {others} others' if others else ''}"
         f"{'' if labels else ', or the inputs alone'}, as in the table of the fit."
     )
 
 
-def split(table: Table, chosen: Sequence[str], labels: bool, known: Schema) -> tuple[Sequence[str], Sequence[str]]:
+def split(
+    table: Table, named: Sequence[str], chosen: Sequence[str], labels: bool, known: Schema
+) -> tuple[Sequence[str], Sequence[str]]:
     """Names of the input columns, and of the target columns; no targets if no labels are needed."""
     if not known.columns:
         targets = list(chosen) or list(table.names[-1:] if labels else ())
-        require(table, targets if labels else ())
-        inputs = [name for name in table.names if name not in targets]
+        require(table, [*named, *(targets if labels else ())])
+        if both := [name for name in targets if name in named]:
+            raise Problem(f"{both[0]!r} is among the --inputs and is the target; name another with --target.")
+        inputs = list(named) or [name for name in table.names if name not in targets]
         if not inputs:
             raise Problem(f"{table.path} has the columns {describe(table)}; expected inputs beside the target.")
         return inputs, targets if labels else ()
     inputs, targets = list(known.inputs), list(chosen)
+    if named and list(named) != inputs:
+        raise Problem(
+            f"--inputs {','.join(named)} was given; the posterior was fitted with {list_names(inputs)}. "
+            "Leave --inputs out."
+        )
     if not chosen or set(chosen) == set(known.targets):
         targets = list(known.targets)  # in the order of the outputs
     if both := [name for name in targets if name in inputs]:
         raise Problem(f"--target {both[0]} was given; the posterior was fitted with {both[0]!r} as an input.")
     require(table, [*inputs, *(targets if labels else ())], ", which the posterior was fitted with")
     spare = [name for name in table.names if name not in (*inputs, *(targets if labels else ()))]
-    if unknown := [name for name in spare if name not in (*targets, *known.targets)]:
+    if unknown := [name for name in spare if name not in (*targets, *known.columns)]:
         raise Problem(
             f"{table.path} has the column {unknown[0]!r}, which the posterior was not fitted with; "
             f"expected {list_names(inputs)}. Remove the other columns."
         )
-    if unasked := [name for name in spare if name not in chosen]:
+    if unasked := [name for name in spare if name in known.targets and name not in chosen]:
         warn(f"{table.path}: the target column {list_names(unasked)} is not used.")
     return inputs, targets if labels else ()
 
@@ -210,6 +231,11 @@ def describe(table: Table) -> str:
 def list_names(names: Sequence[str]) -> str:
     """The first of many names."""
     return first_names(names, SHOWN)
+
+
+def is_missing(cell: str) -> bool:
+    """Whether a cell is empty or says so."""
+    return cell.lower() in MISSING
 
 
 def is_number(word: str) -> bool:

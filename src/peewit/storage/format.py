@@ -14,6 +14,7 @@ from ..curvature.structures.factors import KronFactors, KronSums
 from ..curvature.totals import Totals
 from ..jacobians import layout
 from ..network.identity import digest, named_tensors
+from ..network.scaling import Scaling
 from ..posterior.linear_mode import LinearMode
 from ..posterior.schema import Schema
 from ..priors import groupings
@@ -22,7 +23,7 @@ from ..tracing.knowledge import Knowledge
 from ..tracing.layers.examples import BatchAxis
 from ..weights.space import Space
 
-FORMAT = 7  # raised whenever an older peewit could misread a file
+FORMAT = 8  # raised whenever an older peewit could misread a file
 
 
 # Every class that a file may name. A class with a function inside it is noted by its name, and asked for by `load`.
@@ -42,6 +43,7 @@ PARTS: tuple[type, ...] = (
     likelihoods.Form,
     LinearMode,
     Schema,
+    Scaling,
     *groupings.NAMES.values(),
 )
 KNOWN = (*LIKELIHOODS, *STRUCTURES, *KINDS, *PARTS)

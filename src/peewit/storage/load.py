@@ -23,7 +23,9 @@ from ..messages.errors import MismatchError, NotFiniteError, PeewitError
 from ..messages.names import first_names, resolve_name
 from ..network.identity import Identity, digest, fingerprint
 from ..network.modules import device_of, unwrap
+from ..network.scaling import Standardised
 from ..posterior.measure import decompose
+from ..posterior.schema import Schema
 from ..posterior.state import PosteriorState
 from ..runtime.arithmetic import as_arithmetic
 from ..runtime.memory import Budget, budget
@@ -57,6 +59,7 @@ def load(
     texts, tensors = read(source)
     try:
         content = parse(texts["peewit"])
+        model = with_scaling(content, model)
         compare(content, model)
         with Progress(progress).working("decomposition"):
             return assemble(content, model, tensors, device, family, limit)
@@ -123,6 +126,14 @@ def parse(text: str) -> dict[str, Any]:
         content_names = sorted(content) if isinstance(content, dict) else content
         raise PeewitError(f"it holds {short(content_names)}; expected {sorted(names)}")
     return content
+
+
+def with_scaling(content: dict[str, Any], model: nn.Module) -> nn.Module:
+    """The network with the scaling inside that it was fitted with, where there was one."""
+    schema: Schema | None = Decoder(KNOWN, {}).decode(content.get("schema"), Schema | None, "schema")
+    if schema is None or schema.scaling is None or isinstance(model, Standardised):
+        return model
+    return Standardised(model, schema.scaling)
 
 
 def compare(content: dict[str, Any], model: nn.Module) -> None:
