@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import textwrap
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
@@ -24,12 +25,10 @@ def cli() -> ModuleType:
 
 
 ROWS = (
-    "MAP: the network as it is",
+    "the network as it is",
+    "Peewit, tune(train=...)",
     "temperature scaling",
-    "Laplace, last layer, evidence",
-    "Laplace, last layer, validation",
-    "Laplace, all weights, evidence",
-    "Laplace, all weights, validation",
+    "Peewit, tune(validation=...)",
 )
 
 
@@ -42,22 +41,23 @@ def test_quick_demo_prints_a_table(
     assert cli.main(["demo", "--quick", "--no-report"]) == 0
     assert torch.equal(torch.get_rng_state(), before)
     shown = capsys.readouterr().out
-    for word in (*ROWS, "accuracy", "NLL", "Brier", "ECE", "AUROC", "bag, ankle boot", "The quick form"):
+    for word in (*ROWS, "accuracy", "NLL", "ECE", "sure of", "AUROC", "bag, ankle boot", "The quick form"):
         assert word in shown
+    assert shown.rstrip().endswith(demo.ADVICE.rstrip())  # what to type comes last
     assert list(tmp_path.iterdir()) == []
 
 
 def test_quick_demo_writes_a_report(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: ModuleType
 ) -> None:
-    """It ends by saying where the page is, which answers the three questions."""
+    """It says where the page is, which answers the three questions."""
     pytest.importorskip("plotly", reason="no plotly")
     monkeypatch.chdir(tmp_path)
     before = torch.get_rng_state()
     assert cli.main(["demo", "--quick"]) == 0
     assert torch.equal(torch.get_rng_state(), before)
     place = tmp_path / "peewit-demo.html"
-    assert capsys.readouterr().out.endswith(f"The report, to be opened in a browser: {place}\n")
+    assert f"The report, to be opened in a browser: {place}\n" in capsys.readouterr().out
     text = place.read_text(encoding="utf-8")
     for word in (
         "Is the network calibrated?",
@@ -86,9 +86,10 @@ def test_the_demo_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[st
     scores, others = (demo.run(quick=True, seed=seed, console=Console(quiet=True)) for seed in (3, 4))
     assert [each.name for each in scores] == list(ROWS)
     for each in scores:
-        figures = (each.accuracy, each.nll, each.brier, each.ece, each.auroc)
-        assert " ".join([each.name, *(f"{value:.3f}" for value in figures)]) in shown
-        assert all(0 <= value <= 1 for value in (each.accuracy, each.ece, each.auroc))
+        first, last = (each.accuracy, each.nll, each.ece), each.auroc
+        figures = [*(f"{value:.3f}" for value in first), demo.percent(each.sure), f"{last:.3f}"]
+        assert " ".join([each.name, *figures]) in shown
+        assert all(0 <= value <= 1 for value in (each.accuracy, each.ece, each.sure, each.auroc))
     assert [each.nll for each in scores] != [each.nll for each in others]
 
 
@@ -102,6 +103,14 @@ def test_the_demo_sees_eight_classes_and_tests_on_others() -> None:
     assert torch.equal(data.unknown, torch.cat([all_test[test_labels == label] for label in (8, 9)]))
     whole = torch.cat([x, x_validation]).double().sum()
     torch.testing.assert_close(whole, all_train[labels < 8].double().sum(), rtol=1e-10, atol=0)
+
+
+def test_the_code_that_the_demo_ends_with_runs() -> None:
+    x, y = torch.randn(60, 4), torch.randint(3, (60,))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    names = {"model": model, "train": (x[:40], y[:40]), "held": (x[40:], y[40:]), "x": x}
+    exec(textwrap.dedent(demo.ADVICE), names)
+    assert isinstance(names["la"], pw.Laplace)
 
 
 def test_temperature_has_the_smallest_loss() -> None:
