@@ -487,6 +487,7 @@ def text(value: str) -> Callable[[dict[str, Any], dict[str, Tensor]], str]:
 def schema(**fields: Any) -> dict[str, Any]:
     """Names of columns and classes as a file holds them."""
     sound = {"columns": ["a", "b"], "targets": ["b"], "header": True, "classes": ["no", "yes"]}
+    sound |= {"named_inputs": [], "scaling": None}
     return {"class": "Schema", "fields": sound | fields}
 
 
