@@ -60,7 +60,7 @@ endef
 INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-random test-mutants test-machines test-numbers test-cuda test-dist lint format docs api gallery demo bench bench-page quality quality-page dist hooks carry clean
+.PHONY: help install test test-random test-mutants test-machines test-numbers test-cuda test-dist lint format docs api gallery plotly demo bench bench-page quality quality-page dist hooks carry clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -113,6 +113,16 @@ api: $(TOOLS) ## write docs/api.md from the docstrings
 
 gallery: $(TOOLS) ## make the pictures of docs/gallery.md (needs a Chromium)
 	@OMP_NUM_THREADS=2 $(RUN) tools/gallery.py
+
+# The version that plotly for Python has inside; tests compare the two.
+plotly: $(TOOLS) ## fetch plotly.js-basic, which pages hold, and its licence from npm
+	@version=$$($(RUN) -c 'from plotly.offline import get_plotlyjs_version; print(get_plotlyjs_version())'); \
+	  folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	  npm pack --silent --pack-destination "$$folder" plotly.js-basic-dist-min@$$version; \
+	  tar xzf "$$folder"/*.tgz -C "$$folder"; \
+	  cp "$$folder"/package/plotly-basic.min.js src/peewit/figures/plotly-basic.min.js; \
+	  cp "$$folder"/package/LICENSE src/peewit/figures/LICENCE-plotly; \
+	  echo "plotly.js-basic $$version"
 
 demo: $(PACKAGE) ## real images: train, fit, tune, compare, and a report to open (ARGS="--help" for the options)
 	@$(RUN) -m peewit_command demo $(ARGS)

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from figure_checks import Tried, checked, grid, report
 from fitting import normal
 from peewit import figures
 from peewit.figures import prediction, saving
+from peewit.figures.plotly_source import basic_source, is_basic
 from snapshots import changed, snapshot
 
 pytest.importorskip("plotly", reason="no plotly: pip install plotly")
@@ -281,7 +283,7 @@ def test_pages_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     figure = figures.compare(report(), "nll")
     path = figures.save(figure, tmp_path / "one.html")
     text = path.read_text(encoding="utf-8")
-    assert figure.layout.meta["alt"] in text and "<title>NLL" in text and len(text) > 1_000_000
+    assert figure.layout.meta["alt"] in text and "<title>NLL" in text and 1_000_000 < len(text) < 1_500_000
     assert '"showSendToCloud": false' in text  # no figure leaves the reader's machine
     small = figures.save(figure, tmp_path / "two.html", plotlyjs="cdn").read_text(encoding="utf-8")
     assert len(small) < 100_000 and "https://cdn" in small
@@ -306,6 +308,27 @@ def test_pages_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         figures.save(figure, tmp_path / "one.html", plotlyjs="cdn")
     assert path.read_text(encoding="utf-8") == text
     assert sorted(each.name for each in tmp_path.iterdir()) == ["folder.html", "one.html", "two.html"]
+
+
+def test_the_basic_bundle_is_that_of_plotly_for_python() -> None:
+    """`make plotly` fetches it after plotly for Python was updated."""
+    from plotly.offline import get_plotlyjs_version
+
+    pinned = re.search(r"^plotly==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    assert pinned is not None
+    if pinned[1] != version("plotly"):
+        pytest.skip("another plotly is installed than the pinned one")
+    assert f"plotly.js (basic - minified) v{get_plotlyjs_version()}\n" in basic_source()[:200]
+
+
+def test_figures_with_contours_keep_the_whole_bundle(tmp_path: Path) -> None:
+    import plotly.graph_objects as go
+
+    lines, contour = go.Scatter(x=[0, 1], y=[0, 1]), go.Contour(z=[[0, 1], [1, 0]])
+    assert is_basic(go.Figure([lines, go.Bar(y=[1])])) and not is_basic(go.Figure())
+    assert not is_basic(go.Figure([lines, contour]))
+    assert not is_basic(go.Figure([lines], frames=[go.Frame(data=[contour])]))
+    assert figures.save(go.Figure([contour]), tmp_path / "contour.html").stat().st_size > 3_000_000
 
 
 def test_names_with_signs_do_not_break_pages(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_wheel_says_what_it_is(wheel: Path) -> None:
         for licence in said.get_all("License-File", []):
             assert "MIT License" in archive.read(f"{info}/licenses/{licence}").decode()
         assert "peewit = peewit_command:main" in archive.read(f"{info}/entry_points.txt").decode()
-    assert len(said.get_all("License-File", [])) == 2  # ours, and that of the images
+    assert len(said.get_all("License-File", [])) == 3  # ours, that of the images, and plotly.js's
 
 
 def test_one_version_everywhere() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..messages.errors import ArgumentTypeError, MissingPackageError, PeewitError
 from ..storage.atomic import writable, writing
+from .plotly_source import basic_source, is_basic
 from .style import graph_objects
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ figcaption {{ padding: 0 0.75rem 1rem; line-height: 1.4; }}
 </head>
 <body>
 <figure>
-{figure}
+{library}{figure}
 <figcaption>{alt}</figcaption>
 </figure>
 </body>
@@ -61,8 +62,8 @@ def save(
     Args:
         figure: A plotly figure, such as those of `pw.figures`.
         path: Name of the file, ending in .html or .png. Its folder has to exist; an existing file is replaced.
-        plotlyjs: True puts plotly's script into the page, which then takes 4 to 5 MB and works offline; with "cdn" the
-            page fetches the script when it is opened.
+        plotlyjs: True puts plotly's script into the page, which then works offline. It takes 1.2 MB for lines, points
+            and bars, and 5 MB for all else, such as contours. With "cdn" the page fetches the script when it is opened.
         width: Width of a picture in pixels; pages fill the window.
         height: Height of a picture in pixels; None for the figure's own, or else 500.
         scale: Factor of a picture's resolution.
@@ -109,9 +110,11 @@ def target_path(path: str | os.PathLike[str]) -> Path:
 def page(figure: Figure, plotlyjs: Literal[True, "cdn"]) -> str:
     """A page with one figure and its description."""
     meta = figure.layout.meta or {}
-    content = figure.to_html(full_html=False, include_plotlyjs=plotlyjs, config=CONFIG)
+    basic = plotlyjs is True and is_basic(figure)
+    library = f"<script>{basic_source()}</script>\n" if basic else ""
+    content = figure.to_html(full_html=False, include_plotlyjs=False if basic else plotlyjs, config=CONFIG)
     title, alt = (html.escape(str(meta.get(name, ""))) for name in ("title", "alt"))
-    return PAGE.format(title=title or "Figure", figure=content, alt=alt)
+    return PAGE.format(title=title or "Figure", library=library, figure=content, alt=alt)
 
 
 def browser() -> str | None:

@@ -10,14 +10,14 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ..messages.errors import MissingPackageError
+from ..figures.plotly_source import basic_source
 from ..metrics.results import Results
 from ..storage.atomic import writable, writing
 from . import sections
 from .markup import Markup, element, fold, safe, section
 from .plots import Plot, Variant, plots
 
-LARGEST = 8_000_000  # bytes of a page
+LARGEST = 4_000_000  # bytes of a page, of which plotly's script takes 1.2 million
 TITLES = {
     "calibration": "Can its confidence be trusted?",
     "unknown": "Inputs of a kind it never saw",
@@ -49,9 +49,9 @@ def write(report: Results, path: str | os.PathLike[str]) -> Path:
 
 
 def render(report: Results) -> str:
-    """The page's text. Beyond 8 MB the largest figures are left out, and their numbers kept."""
+    """The page's text. Beyond 4 MB the largest figures are left out, and their numbers kept."""
     all_plots = plots(report)
-    library = plotly()
+    library = basic_source()
     text = assemble(report, all_plots, library)
     while len(text.encode()) > LARGEST:
         sizes = {plot.name: sum(map(size, plot.variants)) for plot in all_plots}
@@ -75,15 +75,6 @@ def without_drawing(plot: Plot) -> Plot:
         caption=f"{plot.caption} The figure is left out: it would make the page too large.",
         variants=tuple(replace(each, drawing="", alt="", images=None) for each in plot.variants),
     )
-
-
-def plotly() -> str:
-    """The source of plotly.js, from plotly's Python package."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise MissingPackageError("Reports as pages need plotly, which is not installed: pip install plotly") from error
-    return str(get_plotlyjs())
 
 
 def assemble(report: Results, all_plots: list[Plot], library: str) -> str:
