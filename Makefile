@@ -42,7 +42,7 @@ else
 endif
 # Tests whose numbers are made elsewhere: of words, pages, drawings and commands.
 WORDS := bad_input benchmarks cli cli_reports demo distribution docs evaluate_mistakes evaluate_report examples \
-         figures figures_browser figures_unusual page report settings
+         figures figures_browser figures_unusual notebooks page report settings site
 NUMBERS := $(filter-out $(foreach word,$(WORDS),%/test_$(word).py),$(shell find tests -name "test_*.py" | sort))
 
 # $(1) settings, one run of pytest with the arguments $(2) in each. A setting that fails does not end the others.
@@ -60,7 +60,7 @@ endef
 INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-random test-mutants test-machines test-numbers test-cuda test-dist lint format docs api gallery plotly demo bench bench-page quality quality-page dist hooks carry clean
+.PHONY: help install test test-random test-mutants test-machines test-numbers test-cuda test-dist lint format docs test-docs notebooks api gallery plotly demo bench bench-page quality quality-page dist hooks carry clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -105,10 +105,17 @@ format: $(TOOLS) ## rewrite the code as lint wants it
 	@$(RUN) -m ruff check --fix .
 	@$(RUN) -m ruff format .
 
-docs: $(TOOLS) ## run the code in README.md and docs/
+docs: $(TOOLS) ## build the site into site/, with every link checked
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict
+	@echo "to read it with its search: $(RUN) -m http.server -d site"
+
+test-docs: $(TOOLS) ## run the code in README.md and docs/
 	@OMP_NUM_THREADS=2 $(RUN) -m pytest -q tests/system/test_docs.py $(ARGS)
 
-api: $(TOOLS) ## write docs/api.md from the docstrings
+notebooks: $(TOOLS) ## write a notebook for every page with code into notebooks/
+	@$(RUN) tools/notebooks.py --out notebooks
+
+api: $(TOOLS) ## write the reference from the docstrings, and the glossary
 	@$(RUN) tools/api.py
 
 gallery: $(TOOLS) ## make the pictures of docs/gallery.md (needs a Chromium)
@@ -155,7 +162,7 @@ carry: $(TOOLS) ## put what test-cuda needs beside torch into .carry
 	@rm -rf $(CARRY)/bin $(CARRY)/test
 
 clean: ## remove .venv, caches and outputs
-	rm -rf $(VENV) $(CARRY) .mutants build dist bench .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf $(VENV) $(CARRY) .mutants build dist site notebooks bench .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
 	find src tests benchmarks examples tools -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(VENV)/bin/python:

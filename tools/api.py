@@ -1,4 +1,7 @@
-"""Write docs/api.md from the docstrings of the public names: `python tools/api.py [--check]`."""
+"""Write docs/api.md and docs/api/ from the docstrings of public names, and docs/glossary.md from the report's words.
+
+`python tools/api.py`; with `--check` it compares the pages and writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import argparse
 import inspect
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,11 +18,12 @@ import peewit.data
 import peewit.figures
 import peewit.integrations.sklearn
 import peewit.metrics
+from peewit.report.glossary import METHOD_TERMS, TERMS
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 HEAD = """# Reference
 
-Every public name, from its own docstring; `make api` writes this page. Symbols and shapes are those of
+Every public name, from its own docstring. `make api` writes these pages. For symbols and shapes see
 [math.md](math.md).
 
 Examples start from `import torch` and `import peewit as pw`, and from these values:
@@ -29,6 +32,11 @@ Examples start from `import torch` and `import peewit as pw`, and from these val
 - `line_model`, a regression network, its data `t` (40, 1) and `z` (40, 1), and its posterior `line`;
 - `report` and `line_report`, which `pw.evaluate` returned for both posteriors; the first has the unknown inputs "far"
   and the corruption "moved".
+"""
+WHERE = "Examples start from the values that [the reference](../api.md) names."
+GLOSSARY = """# Glossary
+
+The words of these pages and of [the report](report.md), in plain English. `make api` writes this page.
 """
 GROUPS = {
     "Fit and load": ("fit", "load", "Laplace", "products", "Products"),
@@ -135,7 +143,7 @@ def members(cls: type, name: str) -> tuple[list[str], list[str]]:
             lines.append(f"- `.{member}`: {text.splitlines()[0]}")
         elif inspect.isfunction(plain) and len(sections(text)) > 1:
             call = f"```text\n{signature(plain, member, wrapped=True)}\n```"
-            long.append(f"#### `{name}.{member}`\n\n{call}\n\n{markdown(text)}")
+            long.append(f"### `{name}.{member}`\n\n{call}\n\n{markdown(text)}")
         elif inspect.isfunction(plain):
             lines.append(f"- `.{signature(plain, member)}`: {' '.join(text.split())}")
     return lines, long
@@ -154,7 +162,7 @@ def place(module: ModuleType) -> str:
 def entry(name: str, module: ModuleType = peewit) -> str:
     """The section of one public name."""
     thing = getattr(module, name)
-    parts = [f"### `{title(name, module)}`"]
+    parts = [f"## {'class ' if inspect.isclass(thing) else ''}`{title(name, module)}`"]
     # Users do not construct results, so these need no signature.
     constructed = module is peewit and any(name in GROUPS[group] for group in CONSTRUCTED)
     constructed |= hasattr(thing, "get_params")  # an estimator
@@ -169,46 +177,69 @@ def entry(name: str, module: ModuleType = peewit) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def contents(text: str) -> str:
-    """Links to all names, section by section; repeated anchors are numbered, as GitHub does."""
-    seen: Counter[str] = Counter()
-    lines: list[str] = []
-    for level, heading in re.findall(r"^(#{2,4}) (.*)$", text, re.M):
-        plain = heading.replace("`", "")
-        anchor = re.sub(r"[^\w -]", "", plain.lower()).replace(" ", "-")
-        number = seen[anchor]
-        seen[anchor] += 1
-        link = f"[{plain.rpartition('.')[2]}](#{anchor}{f'-{number}' if number else ''})"
-        if level == "##":
-            lines.append(f"- **{link}**:")
-        elif level == "###":
-            lines[-1] += ("" if lines[-1].endswith(":") else ",") + f" {link}"
-    return "\n".join(lines)
+def anchor(heading: str) -> str:
+    """What a link to a heading ends with, as git hosts and MkDocs make it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
-def page() -> str:
-    """The whole page."""
+def contents(file: str, text: str) -> str:
+    """Links to the names of one page, whose title comes first."""
+    title, *names = [heading.replace("`", "") for heading in re.findall(r"^##? (.*)$", text, re.M)]
+    links = [f"[{name.rpartition('.')[2]}]({file}#{anchor(name)})" for name in names]
+    if len({anchor(name) for name in names}) < len(names):
+        raise ValueError(f"{file} has two headings with the same anchor.")
+    return f"- **[{title}]({file})**: {', '.join(links)}"
+
+
+def file_name(heading: str) -> str:
+    """The page of a section: its first noun, or the last part of a module's name."""
+    return heading.lower().replace("pw.", "").partition(" ")[0] + ".md"
+
+
+def reference() -> dict[str, str]:
+    """All pages of the reference by their path in docs/."""
     public = [name for name in peewit.__all__ if not isinstance(getattr(peewit, name), ModuleType | str)]
     rest = [name for name in public if not any(name in names for names in (*GROUPS.values(), WARNINGS))]
-    sections = []
+    pages = {}
     for heading, names in {**GROUPS, "Results": tuple(rest), "Warnings": WARNINGS}.items():
-        present = [name for name in names if name in public]
-        sections += [f"## {heading}", *(entry(name) for name in present)] if present else []
+        if present := [name for name in names if name in public]:
+            pages[f"api/{file_name(heading)}"] = [f"# {heading}", WHERE, *(entry(name) for name in present)]
     for module, names in EXTRAS.items():
-        sections += [f"## `{place(module)}`", docstring(module), *(entry(name, module) for name in names)]
-    body = "\n\n".join(section.strip() for section in sections)
-    return f"{HEAD}\nAll names:\n\n{contents(body)}\n\n{body}\n"
+        heading = place(module).replace("peewit", "pw", 1)
+        text = [f"# `{heading}`", docstring(module), WHERE, *(entry(name, module) for name in names)]
+        pages[f"api/{file_name(heading)}"] = text
+    written = {file: "\n\n".join(part.strip() for part in parts) + "\n" for file, parts in pages.items()}
+    return {"api.md": f"{HEAD}\n" + "\n".join(contents(file, text) for file, text in written.items()) + "\n", **written}
+
+
+def glossary() -> str:
+    """The page of words, in the order of the alphabet."""
+    meanings = {**{word: meaning for word, (meaning, _) in TERMS.items()}, **METHOD_TERMS}
+    words = sorted(meanings, key=str.casefold)
+    return "\n\n".join([GLOSSARY.strip(), *(f"## {word}\n\n{meanings[word]}" for word in words)]) + "\n"
 
 
 def main() -> None:
-    """Write the page, or check that it is up to date."""
+    """Write the pages, or check that they are up to date and that there are no others."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit with 1 where the page is not up to date")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a page is not up to date")
+    pages = {**reference(), "glossary.md": glossary()}
+    unknown = {f"api/{path.name}" for path in DOCS.glob("api/*.md")} - set(pages)
     if parser.parse_args().check:
-        if PAGE.read_text(encoding="utf-8") != page():
-            sys.exit(f"{PAGE.name} is not up to date: run `make api`.")
-    else:
-        PAGE.write_text(page(), encoding="utf-8")
+        stale = [file for file, text in pages.items() if read(DOCS / file) != text]
+        if stale or unknown:
+            sys.exit(f"{', '.join(sorted({*stale, *unknown}))} is not up to date: run `make api`.")
+        return
+    for file in unknown:
+        (DOCS / file).unlink()
+    (DOCS / "api").mkdir(exist_ok=True)
+    for file, text in pages.items():
+        (DOCS / file).write_text(text, encoding="utf-8")
+
+
+def read(path: Path) -> str:
+    """The text of a page, empty where there is none."""
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def test_a_name_is_one_class() -> None:
 
 def test_every_name_is_used() -> None:
     """By the package itself or by its users: a test alone is no use."""
-    pages = [path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")] if path.name != "CHANGELOG.md"]
+    pages = [path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")] if path.name != "CHANGELOG.md"]
     assert unused(PACKAGE, "\n".join(path.read_text() for path in pages)) == []
 
 

@@ -1,4 +1,4 @@
-"""The glossary of the page: what each word means, and which tasks show it."""
+"""The glossary: what each word of the report means, and which tasks show it; and words of the documentation alone."""
 
 from __future__ import annotations
 
@@ -91,4 +91,46 @@ TERMS: dict[str, tuple[str, str]] = {
         "balances fit against complexity, and is used to choose the prior.",
         BOTH,
     ),
+}
+
+METHOD_TERMS: dict[str, str] = {
+    "Curvature": (
+        "Second derivatives of the training loss: how fast it grows when the weights move. Where it is large, the "
+        "data leave a weight little room."
+    ),
+    "GGN": (
+        "Generalised Gauss-Newton matrix: the curvature of the loss if the network were linear in its weights. It is "
+        "never negative, and it is what the linearised network has."
+    ),
+    "Hessian": "The exact matrix of second derivatives of the loss. It can be indefinite, so the GGN mostly stands in.",
+    "Jacobian": "The derivatives of the network's outputs by its weights: how much each output moves with each weight.",
+    "Kronecker factors": (
+        "Two small matrices per layer, one of its inputs and one of its output gradients. Their product approximates "
+        "the curvature of the layer's weight (KFAC)."
+    ),
+    "Structure": (
+        "Which entries of the curvature are kept: all of them, a block per module, Kronecker factors, or the diagonal."
+    ),
+    "Posterior": "What is known about the weights after training: here a Gaussian around the trained weights.",
+    "Prior": "What is assumed about the weights before any data: a Gaussian around zero with a precision.",
+    "Precision": "1 / variance. A large prior precision holds weights close to the prior's mean.",
+    "Noise": "The standard deviation of the targets around the network's output, in a regression.",
+    "Likelihood": "The probability of a label given the network's outputs. It is what the training loss stands for.",
+    "Logits": "The outputs of a classifier before the softmax.",
+    "Linearised network": (
+        "The network replaced by its tangent at the trained weights: its output there plus the Jacobian times the "
+        "change of the weights. Its predictions have a closed form."
+    ),
+    "Linear mode": (
+        "The weights at which the linearised network has the least regularised loss. The evidence is derived at such "
+        "a mode, and trained weights mostly are none."
+    ),
+    "Link": "The step from uncertain outputs to class probabilities: probit, Laplace bridge or Monte Carlo.",
+    "Last layer": "The layer whose output is the network's output. Making it alone uncertain is cheap.",
+    "Mutual information": (
+        "How much the label would tell about the weights, in nats. It is the epistemic part of a classifier's entropy."
+    ),
+    "Unknown inputs": "Inputs of a kind that the network was not trained on, also called out-of-distribution (OOD).",
+    "Validation data": "Labelled examples that the network was not trained on, used to choose the prior.",
+    "Nats": "The unit of entropies and log-likelihoods with natural logarithms: 1 nat is 1.44 bits.",
 }
