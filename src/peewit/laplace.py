@@ -76,7 +76,8 @@ class Laplace:
         arithmetic: How products are rounded.
         timings: Seconds that measuring and decomposing the curvature took.
         trace: How `tune` came to this very posterior; None for any other, such as what `with_prior` makes of it.
-        schema: Names of columns and classes, where the command line fitted a table; None elsewhere.
+        schema: Names of columns and classes, where the command line fitted a table, and the `scaling` of its columns
+            after `--standardise`; None elsewhere.
         linear_mode: The mode of the linear model, where evidence is then taken; None where it was not looked for.
 
     Example:
@@ -169,7 +170,7 @@ class Laplace:
 
     @property
     def schema(self) -> Schema | None:
-        """Names of columns and classes, where the command line fitted a table."""
+        """Names of columns and classes, where the command line fitted a table, and the scaling of its columns."""
         return self.state.schema
 
     @property
@@ -765,15 +766,20 @@ def load(
 ) -> Laplace:
     """Read a saved posterior of this very network: other weights, a damaged file or a newer format is refused.
 
+    A file that `peewit fit --standardise` wrote holds the scaling of its table. `load` then puts it around the network:
+    the posterior takes raw columns and answers in the units of the targets, and `la.schema.scaling` has the means and
+    deviations. Do not standardise its inputs.
+
     Args:
-        path: The file that `Laplace.save` wrote.
+        path: The file that `Laplace.save` or `peewit fit` wrote.
         model: The network that the posterior was fitted to, with the same weights and buffers.
         likelihood: The likelihood of the fit, where the file could not hold it, as with `pw.Custom`. None else.
         memory: Bytes for temporary results. None for a limit that fits the device.
         progress: Whether to show a bar while the curvature is decomposed.
 
     Returns:
-        The posterior, a `pw.Laplace`, on the network's device.
+        The posterior, a `pw.Laplace`, on the network's device. Its `model` is the network that was given, with the
+        scaling around it where the file holds one.
 
     Raises:
         MismatchError: The file has another format, belongs to another network or other weights, or `likelihood` is

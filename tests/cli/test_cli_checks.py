@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -71,7 +72,7 @@ def test_raw_columns_for_a_network_of_standardised_ones(place: str, capsys: pyte
         assert told.out == "" and len(lines) == 1 and not Path("made.safetensors").exists()
         assert lines[0].startswith("peewit: The network is worse than a constant: R^2 is -")
         assert "inputs and targets are scaled as in training" in lines[0]
-        assert "give --standardise. To go on with this network, give --anyway." in lines[0]
+        assert "fit it with --standardise. To go on with this network, give --anyway." in lines[0]
     assert run(f"{FIT} NET:regressor -w trained.pt --train raw.csv --anyway", place, anyway=False) == 0
     lines = capsys.readouterr().out.splitlines()
     found = [line for line in lines if line.startswith(("problem, ", "warning, ", "note, "))]
@@ -138,6 +139,70 @@ def test_random_weights_are_not_evaluated(command: str, place: str, capsys: pyte
     assert "peewit: No weights were given" in capsys.readouterr().err
     if command == "evaluate":
         assert run(given, place, anyway=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "where"),
+    [
+        ("evaluate USE --test raw.csv --set evaluate.intervals=5", "test"),
+        ("report USE --test raw.csv -o page.html", "test"),
+        ("evaluate -m NET:regressor -w trained.pt -l regression --test raw.csv --set evaluate.intervals=5", "test"),
+        ("tune USE --train raw.csv", "training"),
+        ("tune USE --validation raw.csv", "validation"),
+        ("recommend -m NET:regressor -w trained.pt -l regression --train raw.csv", "training"),
+    ],
+)
+def test_columns_of_another_scale_are_refused_by_every_command(
+    command: str, where: str, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the work, in one line; --anyway goes on."""
+    assert run(f"{FIT} NET:regressor -w trained.pt --train standardised.csv -q", place, anyway=False) == 0
+    capsys.readouterr()
+    given = command.replace("USE", "-m NET:regressor -w trained.pt -p made.safetensors")
+    with monkeypatch.context() as patch:
+        for work in ("evaluate", "recommend"):
+            patch.setattr(pw, work, lambda *_, **__: pytest.fail("it began"))
+        patch.setattr(pw.Laplace, "tune", lambda *_, **__: pytest.fail("it began"))
+        assert run(given, place, anyway=False) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("peewit: The network is worse than a constant: R^2 is -") and told.out == ""
+    assert f"on the {where} data" in told.err and told.err.endswith("give --anyway.\n") and told.err.count("\n") == 1
+    if given.startswith("evaluate"):
+        assert run(given, place) == 0
+
+
+def test_a_comparison_says_which_network_is_worse_than_a_constant(
+    place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(f"{FIT} NET:regressor -w trained.pt --train standardised.csv -q", place, anyway=False) == 0
+    for table, worse in (("raw", True), ("standardised", False)):
+        capsys.readouterr()
+        assert run(f"compare made.safetensors -m NET:regressor -w trained.pt --test {table}.csv --json", place) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert ("misfit" in told["posteriors"][0]) == worse
+        assert [each[:44] for each in told["notes"]] == ["made: The network is worse than a constant: "] * worse
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.25])
+def test_a_classifier_that_is_only_too_sure_is_evaluated(
+    shift: float, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its NLL is that of no constant, and it decides better than one: on test data that is what evaluations are for."""
+    numpy.savez("two.npz", x=numpy.linspace(-1, 1, 40)[:, None].astype("float32"), y=numpy.arange(40) // 20)
+    Path(f"{place}_sure.py").write_text(
+        "import torch\ndef net():\n    net = torch.nn.Linear(1, 2)\n    with torch.no_grad():\n"
+        "        net.weight.copy_(torch.tensor([[-400.0], [400.0]]))\n"
+        f"        net.bias.copy_(torch.tensor([400.0, -400.0]) * {shift})\n"
+        "    return net\n"
+    )
+    given = f"-m {place}_sure:net -l classification"
+    assert run(f"evaluate {given} --test two.npz --set evaluate.intervals=5 --json", place, anyway=False) == 0
+    metrics = json.loads(capsys.readouterr().out)["methods"][0]["metrics"]
+    assert (metrics["nll"]["value"] > 1) == (shift > 0) and metrics["accuracy"]["value"] > 0.8
+    assert run(f"fit {given} --train two.npz --no-diagnose", place, anyway=False) == 0
+    capsys.readouterr()
+    assert run(f"fit {given} --train two.npz", place, anyway=False) == (2 if shift else 0)
+    assert ("Its decisions are better than the constant's" in capsys.readouterr().err) == (shift > 0)
 
 
 def test_diagnose_is_a_command(place: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,8 @@ pytest.importorskip("typer", reason="no typer")
 from commands import furnished, run, write_csv
 from peewit.network.scaling import Scaling, Standardised
 
+pytestmark = pytest.mark.filterwarnings("default:.*not used:UserWarning")  # printed as notes
+
 MODULE = """
 from torch import nn
 
@@ -220,6 +222,19 @@ def test_refusals(given: str, words: str, place: str, capsys: pytest.CaptureFixt
     assert run(given.replace("BASE", place.removesuffix("_scaled")), place) == 2
     told = capsys.readouterr().err
     assert words in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_outputs_that_are_not_those_of_the_targets(
+    outputs: int, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is broadcast: one output is not that of two targets."""
+    written(2)
+    torch.save(network(outputs).state_dict(), "other.pt")
+    given = FIT.replace("net.pt", "other.pt")
+    given = f"{given} --set arguments.outputs={outputs} --target price --target rate"
+    assert run(given, place) == 2
+    assert f"outputs are of shape (80, {outputs}); expected (N, 2), one for each" in capsys.readouterr().err
 
 
 def test_columns_of_one_value_are_only_shifted() -> None:

@@ -261,7 +261,7 @@ def test_other_likelihoods_beside_a_constant() -> None:
         assert said.numbers["constant_nll"] == pytest.approx(expected, abs=1e-3)
     same = torch.ones_like(y)
     said = pw.fit(network(), (x, same), "regression").diagnose((x, same))["fit"]
-    assert said.severity == "warning" and "All training targets are the same" in said.sentence
+    assert said.severity == "warning" and "All targets are the same" in said.sentence
 
 
 def test_a_constant_of_sorted_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -487,8 +487,13 @@ def text(value: str) -> Callable[[dict[str, Any], dict[str, Tensor]], str]:
 def schema(**fields: Any) -> dict[str, Any]:
     """Names of columns and classes as a file holds them."""
     sound = {"columns": ["a", "b"], "targets": ["b"], "header": True, "classes": ["no", "yes"]}
-    sound |= {"named_inputs": [], "scaling": None}
-    return {"class": "Schema", "fields": sound | fields}
+    return {"class": "Schema", "fields": {**sound, "named_inputs": [], "scaling": None, **fields}}
+
+
+def scaling(**fields: Any) -> dict[str, Any]:
+    """A schema with the scaling of columns as a file holds it."""
+    sound = {"input_means": [0.0], "input_deviations": [1.0], "target_means": [], "target_deviations": []}
+    return schema(scaling={"class": "Scaling", "fields": {**sound, **fields}})
 
 
 LAYOUT = ("sums", "fields", "layouts", 0, 1, "fields")
@@ -579,6 +584,11 @@ FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
     "columns that are no texts": (put("schema", value=schema(columns=[1, 2])), "schema/columns/0 is 1"),
     "a target that is no column": (put("schema", value=schema(targets=["c"])), "are not some of the columns"),
     "a class twice": (put("schema", value=schema(classes=["no", "no"])), "expected distinct names"),
+    "an input twice": (put("schema", value=schema(named_inputs=["a", "a"])), "expected distinct names"),
+    "an input that is the target": (put("schema", value=schema(named_inputs=["b"])), "columns beside the targets"),
+    "a scaling without units": (put("schema", value=scaling(input_deviations=[0.0])), "deviations above zero"),
+    "a scaling of other columns": (put("schema", value=scaling(input_means=[1.0, 2.0])), "as many means"),
+    "a scaling of another network": (put("schema", value=scaling()), "The network is not the one that was saved"),
     "a fingerprint": (put("fingerprint", value=[]), "its fingerprint"),
     "a fingerprint of others": (put("fingerprint", "0.weight", value=3), "other weights or buffers"),
     "a network": (put("network", "0.weight", value=3), "differ in shape or dtype"),

@@ -135,8 +135,8 @@ def furnished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def run(text: str, module: str, anyway: bool = True) -> int:
     """A command line as a person types it; NET is the module, whose networks are untrained: --anyway goes on."""
     words = text.replace("NET", module).split()
-    uses_network = words[0] in ("fit", "recommend") or (words[0] in ("evaluate", "report") and "-m" in words)
-    return main([*words, "--anyway"] if anyway and uses_network else words)
+    checks = words[0] in ("fit", "tune", "recommend", "evaluate") or (words[0] == "report" and "--test" in words)
+    return main([*words, "--anyway"] if anyway and checks else words)
 
 
 def leftovers(folder: Path) -> list[str]:

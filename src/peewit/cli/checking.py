@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..diagnostics.findings import Finding, problem
+from ..diagnostics.forward import check_outputs
 from ..laplace import Laplace
+from ..network.scaling import Standardised
 from .networks import is_made_anew
 from .output import Problem, Voice
+from .scaling import INPUTS
 
 LONGEST = 200  # characters of what another library says
-OF_NETWORK = ("weights", "fit")  # findings on the network itself, which no prior and no noise mends
 # What advice says to type in Python, and the same on the command line.
 COMMANDS = (
     (r"la\.tune\(at='linear_mode', train=\.\.\.\)", "peewit fit --at linear_mode --tune"),
@@ -70,33 +73,57 @@ def as_commands(advice: str) -> str:
 def check_network(
     la: Laplace, train: Any, settings: Mapping[str, Any], voice: Voice, weights: Sequence[Finding]
 ) -> NetworkCheck:
-    """Findings on the weights, and `la.diagnose` of the training data; an error there loses no posterior.
-
-    A network that is worse than a constant is refused.
-    """
+    """Findings on the weights, and `la.diagnose` of the training data; an error there loses no posterior."""
     if not settings.get("diagnose", True):
         return NetworkCheck(tuple(weights), "--no-diagnose was given")
-    findings, left_out = [*weights], ""
     try:
         with voice.stage("the diagnosis", with_bar=False):
             memory = settings.get("fit.memory")
-            findings += la.diagnose(train, memory=memory, progress=voice.progress)
+            return NetworkCheck((*weights, *la.diagnose(train, memory=memory, progress=voice.progress)))
     except Exception as error:
-        left_out = " ".join(str(error).split())[:LONGEST] or type(error).__name__
-    refuse_problems(findings, settings)
-    return NetworkCheck(tuple(findings), left_out)
+        return NetworkCheck(tuple(weights), " ".join(str(error).split())[:LONGEST] or type(error).__name__)
 
 
-def refuse_problems(findings: Sequence[Finding], settings: Mapping[str, Any]) -> None:
-    """Refuse random weights and a network that is worse than a constant, unless --anyway was given."""
-    problems = [finding for finding in findings if finding.severity == "problem" and finding.topic in OF_NETWORK]
-    if not problems or settings.get("anyway", False):
+def refuse_misfit(
+    model: nn.Module, data: Any, likelihood: Any, settings: Mapping[str, Any], name: str = "training"
+) -> None:
+    """Refuse a network that is worse than a constant on data, before work that takes long; --anyway goes on."""
+    if settings.get("anyway", False) or not settings.get("diagnose", True):
         return
-    scaled = "standardise" in settings or problems[0].topic != "fit"
-    hint = "" if scaled else "If it was trained on standardised columns, give --standardise. "
-    raise Problem(
-        f"{problems[0].sentence} {as_commands(problems[0].advice)} {hint}To go on with this network, give --anyway."
-    )
+    if finding := find_misfit(model, data, likelihood, name):
+        hint = scaling_hint(model, data)
+        raise Problem(f"{finding.sentence} {finding.advice} {hint}To go on with this network, give --anyway.")
+
+
+def find_misfit(model: nn.Module, data: Any, likelihood: Any, name: str) -> Finding | None:
+    """Why a network is worse than a constant on the data that are called so; None where it is not, or is not known.
+
+    A classifier whose decisions are better than a constant's is worse on its training data alone: on others it may only
+    be too sure of itself, which a posterior mends.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the command itself warns
+            finding = check_outputs(model, data, likelihood, f"on the {name} data")
+    except Exception:  # the command itself will say what is wrong with the data
+        return None
+    if finding is None or finding.severity != "problem":
+        return None
+    decides = finding.numbers.get("accuracy", 0.0) > finding.numbers.get("constant_accuracy", 1.0)
+    return None if decides and name != "training" else finding
+
+
+def scaling_hint(model: nn.Module, data: Any) -> str:
+    """What may be wrong with the scales of a table's columns."""
+    if isinstance(model, Standardised):
+        return (
+            f"If its targets were not standardised in training, fit it with --set standardise={INPUTS}. "
+            if len(model.target_means)
+            else ""
+        )
+    x = data[0] if isinstance(data, tuple) else None
+    table = isinstance(x, Tensor) and x.dim() == 2 and x.is_floating_point()
+    return "If it was trained on standardised columns, fit it with --standardise. " if table else ""
 
 
 def check_weights(settings: Mapping[str, Any], model: nn.Module) -> Sequence[Finding]:
@@ -106,14 +133,13 @@ def check_weights(settings: Mapping[str, Any], model: nn.Module) -> Sequence[Fin
     """
     if "weights" in settings or not is_made_anew(settings, model):
         return ()
-    findings = (
-        problem(
-            "weights",
-            f"No weights were given, and {settings['model']} makes a network with other weights each time: this one "
-            "is untrained, and no command can use the posterior of it again.",
-            "Give the trained weights, --weights FILE.",
-            {},
-        ),
+    finding = problem(
+        "weights",
+        f"No weights were given, and {settings['model']} makes a network with other weights each time: this one is "
+        "untrained, and no command can use the posterior of it again.",
+        "Give the trained weights, --weights FILE.",
+        {},
     )
-    refuse_problems(findings, settings)
-    return findings
+    if settings.get("anyway", False):
+        return (finding,)
+    raise Problem(f"{finding.sentence} {finding.advice} To go on with this network, give --anyway.")

@@ -150,7 +150,7 @@ def fit(
 
 
 @reads(
-    "posterior", "train", "validation",
+    "posterior", "train", "validation", "anyway",
     option(
         "tune.method", str,
         help="evidence, fixed_point, training, validation or grid (default: validation with --validation, training "

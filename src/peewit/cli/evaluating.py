@@ -15,7 +15,7 @@ from ..laplace import Laplace
 from ..metrics.results import Estimate
 from ..report.words import has_interval
 from ..storage.atomic import writing
-from .checking import check_weights
+from .checking import check_weights, find_misfit, refuse_misfit
 from .datasets import Wanted, load
 from .networks import ensemble as members
 from .networks import generator, is_classification, network, posterior
@@ -81,6 +81,8 @@ def measure(settings: Mapping[str, Any], voice: Voice) -> Report:
         arguments["likelihood"] = chosen_likelihood(settings)
         wanted = Wanted.of(settings, model, is_classification(arguments["likelihood"]))
     data = load(require_setting(settings, "test", "--test DATA"), wanted)
+    likelihood = subject.likelihood if isinstance(subject, Laplace) else arguments["likelihood"]
+    refuse_misfit(model, data.value, likelihood, settings, "test")
     if "validation" in settings:
         arguments["validation"] = load(settings["validation"], wanted).value
     unlabelled = replace(wanted, labels=False)
@@ -173,12 +175,14 @@ def compare_one(source: Path, common: Mapping[str, Any], voice: Voice) -> dict[s
         with voice.stage(f"{source.stem} on the test data", with_bar=False):
             report = pw.evaluate(la, data.value, baselines=(), generator=generator(settings), progress=voice.progress)
         row["metrics"] = {name: asdict(value) for name, value in report.methods[0].metrics.items()}
+        if misfit := find_misfit(la.model, data.value, la.likelihood, "test"):
+            row["misfit"] = misfit.sentence
     return row
 
 
 def remarks(rows: list[dict[str, Any]]) -> list[str]:
     """What to know before reading the table."""
-    notes = []
+    notes = [f"{row['name']}: {row['misfit']}" for row in rows if "misfit" in row]
     if len({row["examples"] for row in rows}) > 1:
         counts = ", ".join(f"{row['name']} {row['examples']:,}" for row in rows)
         notes.append(f"Fitted to different numbers of examples ({counts}): their evidences cannot be compared.")

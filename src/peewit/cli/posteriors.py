@@ -16,7 +16,7 @@ from .. import likelihoods
 from ..laplace import Laplace
 from ..posterior.schema import Schema
 from ..tuning.options import TuneMethod
-from .checking import NetworkCheck, check_network, check_weights
+from .checking import NetworkCheck, check_network, check_weights, refuse_misfit
 from .datasets import Wanted, load
 from .networks import generator, is_classification, network, posterior
 from .networks import likelihood as chosen_likelihood
@@ -35,6 +35,7 @@ def fit(run: Run, out: Path, tuned: bool) -> None:
     weights = check_weights(settings, net)
     data = load(require_setting(settings, "train", "--train DATA"), Wanted.of(settings, net, is_classification(family)))
     net, data, family = standardise(settings, net, data, family)
+    refuse_misfit(net, data.value, family, settings)
     began = time.perf_counter()
     with voice.stage("the fit", with_bar=False):
         options = section(settings, "fit") | {"generator": generator(settings)}
@@ -67,8 +68,10 @@ def tune(run: Run, out: Path) -> None:
         )
     if way == "training" or mode == "linear_mode":
         arguments["train"] = load(require_setting(settings, "train", "--train DATA"), wanted).value
+        refuse_misfit(la.model, arguments["train"], la.likelihood, settings)
     if way in ("validation", "grid") and "validation" in settings:
         arguments["validation"] = load(settings["validation"], wanted).value
+        refuse_misfit(la.model, arguments["validation"], la.likelihood, settings, "validation")
     elif way == "validation":
         raise Problem("--method validation needs data that the network was not trained on: --validation DATA.")
     began = time.perf_counter()

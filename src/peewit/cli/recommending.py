@@ -13,7 +13,7 @@ from ..metrics.results import Estimate
 from ..posterior.schema import Schema
 from ..recommendation.result import Recommendation, TriedRecipe
 from ..recommendation.table import cells, remarks
-from .checking import check_network, check_weights
+from .checking import check_network, check_weights, refuse_misfit
 from .datasets import Wanted, load
 from .networks import generator, is_classification, network
 from .networks import likelihood as chosen_likelihood
@@ -33,6 +33,7 @@ def recommend(run: Run, out: Path | None) -> None:
     wanted = Wanted.of(settings, net, is_classification(family))
     data = load(require_setting(settings, "train", "--train DATA"), wanted)
     net, data, family = standardise(settings, net, data, family)
+    refuse_misfit(net, data.value, family, settings)
     schema = None if data.schema == Schema() else data.schema
     known = Wanted.of(settings, net, wanted.categorical, schema=schema)
     validation = load(settings["validation"], known).value if "validation" in settings else None

@@ -17,6 +17,7 @@ LEARNT = 0.05  # of what the best constant leaves, which a network that was fitt
 EQUAL = 1e-6  # of it: a network that explains no more is no better than the constant
 SLIGHT = 0.01  # of it: a network that explains so much less than nothing is worse
 ROUNDS = 100  # of the search for the constant
+TRAINING = "on its training data"
 CAUSES = (
     "Check that the trained weights are loaded, that inputs and targets are scaled as in training, that the labels are "
     "those of these inputs and in the order of the outputs, and that the network works in evaluation mode."
@@ -39,17 +40,17 @@ class ConstantComparison:
     decides: bool = False  # whether the network's decisions are better than the constant's
 
 
-def check_fit(likelihood: Likelihood, kept: Sequence[tuple[Tensor, Tensor]]) -> Finding:
-    """Whether the network fits better than the best constant."""
+def check_fit(likelihood: Likelihood, kept: Sequence[tuple[Tensor, Tensor]], where: str = TRAINING) -> Finding:
+    """Whether the network fits better than the best constant; `where` is said of the data."""
     f, y = joined(kept)
     if not varied(likelihood, y):
         return warning(
             "fit",
-            "All training targets are the same: a constant is all that there is to learn.",
+            "All targets are the same: a constant is all that there is to learn.",
             "Check that these are the targets of the training.",
             {"share": 0.0},
         )
-    found = compare(likelihood, f, y)
+    found = compare(likelihood, f, y, where)
     if found.share <= EQUAL:
         than = "worse than" if found.share < -SLIGHT else "no better than"
         advice = SIZES if found.decides else CAUSES
@@ -80,61 +81,59 @@ def varied(likelihood: Likelihood, y: Tensor) -> bool:
     return not bool(((y == y[:1, :1]) | ~likelihood.known(y)).all())
 
 
-def compare(likelihood: Likelihood, f: Tensor, y: Tensor) -> ConstantComparison:
+def compare(likelihood: Likelihood, f: Tensor, y: Tensor, where: str = TRAINING) -> ConstantComparison:
     """By R^2, NLL and accuracy, deviance or the energy, as the likelihood has them."""
     energy, constant = constant_energy(likelihood, f, y)
     numbers = {"energy": energy, "constant": constant}
     if isinstance(likelihood, Gaussian):
-        found = compare_means(f, y, 1 - energy / constant)
+        found = compare_means(f, y, 1 - energy / constant, where)
     elif isinstance(likelihood, HeteroscedasticGaussian):
-        found = compare_densities(likelihood, f, y, energy, constant)
+        found = compare_densities(likelihood, f, y, energy, constant, where)
     elif isinstance(likelihood, Categorical | Bernoulli):
-        found = compare_labels(likelihood, f, y, energy, constant)
+        found = compare_labels(likelihood, f, y, energy, constant, where)
     elif isinstance(likelihood, Poisson):
         least = float((y - torch.xlogy(y, y)).sum())  # where every rate is its count
         share = (constant - energy) / (constant - least)
-        words = f"its deviance on its training data is {1 - share:.3g} times that of the mean rate"
+        words = f"its deviance {where} is {1 - share:.3g} times that of the mean rate"
         found = ConstantComparison(share=share, words=words, numbers={})
     else:
         # Energies of densities have no zero: the share is then of the larger size.
         density = min(energy, constant) < 0
         saved, whole = constant - energy, max(abs(constant), abs(energy)) if density else constant
-        words = f"energy {energy:.4g} on its training data, against {constant:.4g}"
+        words = f"energy {energy:.4g} {where}, against {constant:.4g}"
         found = ConstantComparison(share=saved / max(whole, 1e-300), words=words, numbers={})
     return replace(found, numbers=numbers | {"share": found.share} | found.numbers)
 
 
-def compare_means(means: Tensor, y: Tensor, share: float) -> ConstantComparison:
+def compare_means(means: Tensor, y: Tensor, share: float, where: str) -> ConstantComparison:
     """R^2 of all outputs together, and those of them in which it is not positive."""
     left, whole = (y - means).square().sum((0, 1)), (y - y.mean((0, 1))).square().sum((0, 1))
     by_output = torch.where(whole > 0, 1 - left / whole, 1.0)
     if len(by_output) == 1:
-        words = f"R^2 is {share:.3g} on its training data, and 0 for the mean of the targets"
+        words = f"R^2 is {share:.3g} {where}, and 0 for the mean of the targets"
         return ConstantComparison(share=share, words=words, numbers={"r2": share})
     worst = float(by_output.min())
-    words = (
-        f"R^2 is {share:.3g} on its training data, {worst:.3g} in the worst output, and 0 for the mean of the targets"
-    )
+    words = f"R^2 is {share:.3g} {where}, {worst:.3g} in the worst output, and 0 for the mean of the targets"
     poor = tuple((by_output <= EQUAL).nonzero()[:, 0].tolist())
     return ConstantComparison(share=share, words=words, numbers={"r2": share, "worst_r2": worst}, poor=poor)
 
 
 def compare_densities(
-    likelihood: HeteroscedasticGaussian, f: Tensor, y: Tensor, energy: float, constant: float
+    likelihood: HeteroscedasticGaussian, f: Tensor, y: Tensor, energy: float, constant: float, where: str
 ) -> ConstantComparison:
     """NLL against that of one mean and one variance; the share is R^2 of a noise that would save as much."""
     rest, number = float(likelihood.rest(y)), float(likelihood.scalars(y))
     nll, best = (energy + rest) / number, (constant + rest) / number
     distribution = likelihood.distribution(f)
     assert isinstance(distribution, Normal)
-    of_means = compare_means(distribution.mean, y, 0.0)
-    words = f"NLL {nll:.3g} on its training data, against {best:.3g} for one mean and one variance"
+    of_means = compare_means(distribution.mean, y, 0.0, where)
+    words = f"NLL {nll:.3g} {where}, against {best:.3g} for one mean and one variance"
     share = 1 - math.exp(min(2 * (nll - best), 700.0))
     return ConstantComparison(share=share, words=words, numbers={"nll": nll, "constant_nll": best}, poor=of_means.poor)
 
 
 def compare_labels(
-    likelihood: Categorical | Bernoulli, f: Tensor, y: Tensor, energy: float, constant: float
+    likelihood: Categorical | Bernoulli, f: Tensor, y: Tensor, energy: float, constant: float, where: str
 ) -> ConstantComparison:
     """NLL and accuracy against those of the class frequencies."""
     known = likelihood.labelled(y) if isinstance(likelihood, Categorical) else likelihood.known(y)
@@ -151,7 +150,7 @@ def compare_labels(
     nll, best = energy / number, constant / number
     loss = "loss" if likelihood.caveat else "NLL"
     words = (
-        f"{loss} {nll:.3g} and accuracy {accuracy:.1%} on its training data, against {best:.3g} and {usual:.1%} for "
+        f"{loss} {nll:.3g} and accuracy {accuracy:.1%} {where}, against {best:.3g} and {usual:.1%} for "
         "the class frequencies"
     )
     numbers = {"nll": nll, "constant_nll": best, "accuracy": accuracy, "constant_accuracy": usual}

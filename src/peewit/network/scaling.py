@@ -73,7 +73,19 @@ class Standardised(nn.Module):
                 "network's scaling is from."
             )
         outputs: Tensor = self.network((x - self.input_means) / self.input_deviations)
-        return self.target_means + self.target_deviations * outputs if len(self.target_means) else outputs
+        return self._in_units(outputs) if len(self.target_means) else outputs
+
+    def _in_units(self, outputs: Tensor) -> Tensor:
+        """Outputs (N, C), or (N,) for one target, in the units of the C targets."""
+        count = len(self.target_means)
+        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else ()
+        if len(shape) < 1 or not (shape[1:] == (count,) or (len(shape) == count == 1)):
+            what = f"of shape {shape}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+            raise PeewitError(
+                f"the network's outputs are {what}; expected (N, {count}), one for each of the {count} targets that "
+                "its scaling is from."
+            )
+        return self.target_means + self.target_deviations * outputs
 
 
 def unscaled(model: nn.Module) -> nn.Module:
