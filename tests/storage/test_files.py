@@ -515,12 +515,11 @@ FORGERIES: dict[str, tuple[Callable[..., Any], str]] = {
     "a class by number": (put("structure", value={"class": ["Kron"], "fields": {}}), "expected one of Diag"),
     "missing fields": (put("prior", "fields", value={}), "prior has the fields"),
     "other fields": (
-        put("curvature_kind", "fields", value={"name": "ggn", "degree": 1, "__class__": 1}),
+        put("curvature_kind", "fields", value={"__class__": 1}),
         "kind has the fields",
     ),
     "fields of the wrong kind": (put("prior", "fields", value=3), "prior has the fields 3"),
     "an option": (put("structure", "fields", "approx", value="other"), "structure/approx is 'other'"),
-    "a power": (put("curvature_kind", "fields", "degree", value=7), "its curvature is"),
     "a grouping": (
         put("prior", "fields", "grouping", "class", value="evil"),
         "grouping is 'evil'; expected one of Scalar",
@@ -673,7 +672,7 @@ HOSTILE_SUMS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "no bases": ("ekfac", put("sums", "fields", "bases", value=[]), "The factors are not those"),
     "a Hessian": (
         "diag",
-        put("curvature_kind", value={"class": "Hessian", "fields": {"clip": True, "name": "hessian", "degree": 1}}),
+        put("curvature_kind", value={"class": "Hessian", "fields": {"clip": True}}),
         "a Hessian with structure Diag",
     ),
 }

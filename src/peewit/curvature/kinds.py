@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,17 +19,10 @@ AUTO_LIMIT = 64  # probes up to which `auto` takes the exact curvature
 
 
 class CurvatureKind(Protocol):
-    """A choice of output-space factor: `degree` is its power in the likelihood's noise precision."""
+    """A choice of output-space factor."""
 
-    @property
-    def name(self) -> str:
-        """As `curvature=` takes it."""
-        ...
-
-    @property
-    def degree(self) -> int:
-        """Power of the noise precision."""
-        ...
+    name: ClassVar[str]  # as `curvature=` takes it
+    degree: ClassVar[int]  # power of the likelihood's noise precision
 
     def count(self, form: Form, likelihood: Likelihood) -> int:
         """K: probes per example."""
@@ -60,16 +53,16 @@ class GGN:
     `curvature="ggn"` means `GGN()`.
 
     Attributes:
-        name: What `curvature=` calls it; not to be changed.
-        degree: Power of the noise precision (1 / noise variance) that multiplies the curvature; not to be changed.
+        name: What `curvature=` calls it.
+        degree: Power of the noise precision (1 / noise variance) that multiplies the curvature.
 
     Example:
         >>> pw.fit(model, (x, y), "classification", curvature=pw.GGN()).coverage().curvature
         'ggn, as asked'
     """
 
-    name: str = "ggn"
-    degree: int = 1
+    name: ClassVar[str] = "ggn"
+    degree: ClassVar[int] = 1
 
     def count(self, form: Form, likelihood: Likelihood) -> int:
         """T x R: the rank of the curvature at a position."""
@@ -100,8 +93,8 @@ class MonteCarlo:
         samples: Labels drawn per position; each is one probe per example.
 
     Attributes:
-        name: What `curvature=` calls it; not to be changed.
-        degree: Power of the noise precision (1 / noise variance) that multiplies the curvature; not to be changed.
+        name: What `curvature=` calls it.
+        degree: Power of the noise precision (1 / noise variance) that multiplies the curvature.
 
     Raises:
         PeewitError: `samples` is not a positive whole number.
@@ -112,8 +105,8 @@ class MonteCarlo:
     """
 
     samples: int = 1
-    name: str = "fisher"
-    degree: int = 1
+    name: ClassVar[str] = "fisher"
+    degree: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if not is_count(self.samples):
@@ -139,16 +132,16 @@ class Empirical:
     `curvature="empirical"` means `Empirical()`.
 
     Attributes:
-        name: What `curvature=` calls it; not to be changed.
-        degree: Power of the noise precision (1 / noise variance) that multiplies the curvature; not to be changed.
+        name: What `curvature=` calls it.
+        degree: Power of the noise precision (1 / noise variance) that multiplies the curvature.
 
     Example:
         >>> pw.fit(model, (x, y), "classification", curvature=pw.Empirical()).coverage().curvature
         'empirical, as asked'
     """
 
-    name: str = "empirical"
-    degree: int = 2
+    name: ClassVar[str] = "empirical"
+    degree: ClassVar[int] = 2
 
     def count(self, form: Form, likelihood: Likelihood) -> int:
         """One."""
@@ -171,18 +164,18 @@ class Hessian:
         clip: True sets negative eigenvalues to 0 in a fit; products refuse it, since they hold no matrix.
 
     Attributes:
-        name: What `curvature=` calls it; not to be changed.
-        degree: Power of the noise precision (1 / noise variance) that multiplies the curvature; not to be changed.
+        name: What `curvature=` calls it.
+        degree: Power of the noise precision (1 / noise variance) that multiplies the curvature.
 
     Example:
         >>> la = pw.fit(model, (x, y), "classification", structure="full", curvature=pw.Hessian(clip=True))
         >>> la.curvature
-        Hessian(clip=True, name='hessian', degree=1)
+        Hessian(clip=True)
     """
 
     clip: bool = False
-    name: str = "hessian"
-    degree: int = 1
+    name: ClassVar[str] = "hessian"
+    degree: ClassVar[int] = 1
 
 
 @dataclass(frozen=True)
@@ -193,14 +186,14 @@ class Auto:
     labels: `Custom` without `sample`. `la.coverage().curvature` says what was chosen and why.
 
     Attributes:
-        name: What `curvature=` calls it; not to be changed.
+        name: What `curvature=` calls it.
 
     Example:
         >>> pw.fit(model, (x, y), "classification", curvature=pw.Auto()).coverage().curvature
         'exact GGN: 2 probes per example, at most 64'
     """
 
-    name: str = "auto"
+    name: ClassVar[str] = "auto"
 
     def choose(self, form: Form, likelihood: Likelihood) -> tuple[CurvatureKind, str]:
         """The choice and its reason."""

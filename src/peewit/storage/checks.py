@@ -78,10 +78,7 @@ def check_values(
 
 
 def check_curvature(kind: CurvatureKind | Hessian, structure: Structure, space: Space) -> None:
-    """Refuse a curvature that no release knows, or that its structure or a mask excludes."""
-    default = type(kind)()
-    if (kind.name, kind.degree) != (default.name, default.degree):
-        raise PeewitError(f"its curvature is {short(kind)}")
+    """Refuse a curvature that its structure or a mask excludes."""
     if isinstance(kind, Hessian) and not isinstance(structure, structures.Full):
         raise PeewitError(f"a Hessian with structure {type(structure).__name__}")
     if space.mask is not None and not getattr(structure, "masks", False):

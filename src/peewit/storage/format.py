@@ -23,7 +23,7 @@ from ..tracing.knowledge import Knowledge
 from ..tracing.layers.examples import BatchAxis
 from ..weights.space import Space
 
-FORMAT = 8  # raised whenever an older peewit could misread a file
+FORMAT = 9  # raised whenever an older peewit could misread a file
 
 
 # Every class that a file may name. A class with a function inside it is noted by its name, and asked for by `load`.
