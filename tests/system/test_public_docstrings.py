@@ -94,9 +94,10 @@ def parameters(thing: Any) -> set[str]:
 
 
 def properties(thing: Any) -> set[str]:
-    """Public properties of a class, which stand beside its fields."""
-    found = {name: getattr(thing, name, None) for name in dir(thing)} if inspect.isclass(thing) else {}
-    return {name for name, each in found.items() if isinstance(each, property) and not name.startswith("_")}
+    """Public properties and constants of a class, which stand beside its fields."""
+    members = {name: getattr(thing, name, None) for name in dir(thing)} if inspect.isclass(thing) else {}
+    plain = (property, str, int) if dataclasses.is_dataclass(thing) else property
+    return {name for name, value in members.items() if isinstance(value, plain) and not name.startswith("_")}
 
 
 def methods(thing: Any) -> dict[str, Any]:

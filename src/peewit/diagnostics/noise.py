@@ -98,57 +98,59 @@ def check_residuals(la: PosteriorState, residuals: Residuals, gamma: float) -> F
     """The noise against residuals of the network itself; what is epistemic does not count."""
     if isinstance(la.likelihood, Poisson):
         return check_counts(residuals, gamma)
-    found = NoiseFactors.of(residuals, gamma)
+    factors = NoiseFactors.of(residuals, gamma)
     noise = float(la.likelihood.factor) if isinstance(la.likelihood, Gaussian) else None
-    numbers = numbers_of(found, noise)
+    numbers = numbers_of(factors, noise)
     what = "predicted deviation" if noise is None else "noise"
-    words = words_of(found, noise)
-    if found.severity == "fine":
+    words = words_of(factors, noise)
+    if factors.severity == "fine":
         return fine("residuals", f"The {what} fits the residuals: {words}.", numbers)
-    if uneven := found.uneven:
-        each = ", ".join(f"{told(found.outputs[number].value)} times in {number}" for number in uneven[:5])
+    if uneven := factors.uneven:
+        by_output = ", ".join(
+            f"{write_factor(factors.outputs[number].value)} times in {number}" for number in uneven[:5]
+        )
         sentence = (
-            f"The {what} fits some outputs and not others: {words}. By output, counted from 0, it is {each}"
+            f"The {what} fits some outputs and not others: {words}. By output, counted from 0, it is {by_output}"
             f"{', ...' if len(uneven) > 5 else ''}. Intervals are too wide where that is above 1, and too narrow where "
             "it is below."
         )
         advice = advice_by_output(la)
     else:
-        sentence, advice = f"The {what} is too {effect_of(found, words)}", advice_of(la, found, numbers)
-    return Finding(topic="residuals", severity=found.severity, sentence=sentence, advice=advice, numbers=numbers)
+        sentence, advice = f"The {what} is too {effect_of(factors, words)}", advice_of(la, factors, numbers)
+    return Finding(topic="residuals", severity=factors.severity, sentence=sentence, advice=advice, numbers=numbers)
 
 
-def numbers_of(found: NoiseFactors, noise: float | None) -> dict[str, float]:
+def numbers_of(factors: NoiseFactors, noise: float | None) -> dict[str, float]:
     """Numbers behind the finding."""
-    numbers = {"factor": found.plain.value, "error": found.plain.error, "count": found.count}
-    numbers |= {f"factor of output {number}": each.value for number, each in enumerate(found.outputs[:100])}
+    numbers = {"factor": factors.plain.value, "error": factors.plain.error, "count": factors.count}
+    numbers |= {f"factor of output {number}": each.value for number, each in enumerate(factors.outputs[:100])}
     if noise is not None:
-        numbers |= {"noise": noise, "residual": 0.0 if found.plain.value >= MOST else noise / found.plain.value}
-    if found.corrected is not None and found.plain.value < MOST:
-        numbers["corrected_factor"] = found.corrected.value
+        numbers |= {"noise": noise, "residual": 0.0 if factors.plain.value >= MOST else noise / factors.plain.value}
+    if factors.corrected is not None and factors.plain.value < MOST:
+        numbers["corrected_factor"] = factors.corrected.value
         if noise is not None:
-            numbers["corrected"] = noise / found.corrected.value
+            numbers["corrected"] = noise / factors.corrected.value
     return numbers
 
 
-def told(factor: float) -> str:
+def write_factor(factor: float) -> str:
     """A factor in print."""
     return f"{factor:.3g}" if factor < MOST else "over a million"
 
 
-def words_of(found: NoiseFactors, noise: float | None) -> str:
+def words_of(factors: NoiseFactors, noise: float | None) -> str:
     """By which factor one is larger than the other, without and with the correction."""
-    factor, corrected = found.plain.value, found.corrected
-    correction = f"; corrected for {found.gamma:.3g} effective dimensions of {found.count:g} residuals "
+    factor, corrected = factors.plain.value, factors.corrected
+    correction = f"; corrected for {factors.gamma:.3g} effective dimensions of {factors.count:g} residuals "
     if factor >= MOST:
         return "it is over a million times the network's residuals on its training data"
     if noise is None:
-        words = f"it is {told(factor)} times the network's residuals on its training data"
-        return words + ("" if corrected is None else f"{correction}{told(corrected.value)} times")
+        words = f"it is {write_factor(factor)} times the network's residuals on its training data"
+        return words + ("" if corrected is None else f"{correction}{write_factor(corrected.value)} times")
     residual = noise / factor
     if factor >= 1:
         words = (
-            f"it is {told(factor)} times the network's residuals on its training data, {noise:.3g} against "
+            f"it is {write_factor(factor)} times the network's residuals on its training data, {noise:.3g} against "
             f"{residual:.3g} (root mean square)"
         )
     else:
@@ -159,22 +161,22 @@ def words_of(found: NoiseFactors, noise: float | None) -> str:
     return words + ("" if corrected is None else f"{correction}they are {noise / corrected.value:.3g}")
 
 
-def effect_of(found: NoiseFactors, words: str) -> str:
+def effect_of(factors: NoiseFactors, words: str) -> str:
     """Large or small, and what that means."""
-    if found.plain.apart > APART and found.plain.value > 1:
-        unless = ", unless the network is closer to its training targets than to new ones" if found.explained else ""
+    if factors.plain.apart > APART and factors.plain.value > 1:
+        unless = ", unless the network is closer to its training targets than to new ones" if factors.explained else ""
         return f"large: {words}. Intervals are too wide{unless}."
-    return f"small: {words}. Intervals {'are' if found.plain.apart > APART else 'may be'} too narrow."
+    return f"small: {words}. Intervals {'are' if factors.plain.apart > APART else 'may be'} too narrow."
 
 
-def advice_of(la: PosteriorState, found: NoiseFactors, numbers: dict[str, float]) -> str:
+def advice_of(la: PosteriorState, factors: NoiseFactors, numbers: dict[str, float]) -> str:
     """Data that were not trained on decide; else a number."""
     if isinstance(la.likelihood, HeteroscedasticGaussian):
         return "Train the variances longer, or stop earlier where they follow single targets."
     if not isinstance(la.likelihood, Gaussian):
         return "Give the likelihood a predictive distribution that is as wide as the residuals."
     advice = f"Tune it on data that the network was not trained on, {validation_call(la)}"
-    if found.explained or found.plain.value >= MOST:  # residuals of an interpolation say nothing of the noise
+    if factors.explained or factors.plain.value >= MOST:  # residuals of an interpolation say nothing of the noise
         return f"{advice}; or set a noise that is known otherwise, la.with_noise(...)."
     low, high = numbers["residual"], numbers.get("corrected", numbers["residual"])
     if high / low > APART:

@@ -115,7 +115,7 @@ def prediction_draws(
     deviations = la.state.deviations(check_samples(samples), generator_of(generator))
     network = network_of(la.state, memory)
     if method == "linearised":
-        outputs = engine.functional_samples(network, x, deviations)
+        outputs = engine.linearised_samples(network, x, deviations)
     else:
         with closing(Progress(progress)) as bars:
             steps = bars.track(deviations.split(1), len(deviations), "predictions at drawn weights")

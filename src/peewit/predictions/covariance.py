@@ -51,7 +51,7 @@ class Functional(NamedTuple):
     cov: Tensor
 
 
-def functional(
+def exact_functional(
     network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool, create_graph: bool = False
 ) -> Functional:
     """Mean and covariance of the outputs under the linearised network; with their graph back to x on request."""

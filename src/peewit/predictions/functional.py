@@ -35,7 +35,7 @@ def functional(
     check_generator(generator)
     network = network_of(la, memory, progress)
     try:
-        gaussian = covariance.functional(network, la.precision, x, joint, variance_only, create_graph)
+        gaussian = covariance.exact_functional(network, la.precision, x, joint, variance_only, create_graph)
     except TooManyOutputs as many:
         many.refuse(joint, create_graph, "Use functional_samples, which is jointly right at any size.")
         gaussian = samples.sampled_functional(network, la, x, seed_of(generator, 31), variance_only)
@@ -58,4 +58,4 @@ def functional_samples(
     with drawing(generator, la.weights.device):
         deviations = la.deviations(number, generator)
         deviations = deviations if shift is None else deviations + shift
-        return samples.functional_samples(network_of(la, memory, progress), x, deviations)
+        return samples.linearised_samples(network_of(la, memory, progress), x, deviations)

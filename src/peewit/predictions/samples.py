@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SAMPLES = 64  # forward-mode samples above that
 
 
-def functional_samples(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
-    """(S, D) deviations from the mode -> (S, B, ...): outputs of the linearised network, jointly right over inputs."""
+def linearised_samples(network: Network, x: Inputs, deviations: Tensor) -> Tensor:
+    """(S, D) deviations from the weights -> (S, B, ...): the linearised network, jointly right over inputs."""
     x = network.prepare(x)
     outputs = []
     with network.isolated():
@@ -159,5 +159,5 @@ def _spreads(network: Network, la: PosteriorState, x: Inputs, mean: Tensor, seed
     form = network.form(mean)
     step = network.budget.count(3 * la.D * la.weights.itemsize, SAMPLES)
     for some in torch.arange(SAMPLES, device="cpu").split(step):
-        samples = functional_samples(network, x, la.deviations(len(some), generator))
+        samples = linearised_samples(network, x, la.deviations(len(some), generator))
         yield form.flatten(samples - mean).to(torch.promote_types(mean.dtype, torch.float32))

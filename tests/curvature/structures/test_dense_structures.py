@@ -23,15 +23,11 @@ from peewit.runtime.memory import Budget
 from peewit.weights.groups import Groups
 from peewit.weights.ranges import WeightRange
 from peewit.weights.space import Space
+from structure_numbers import close
 
 A, B, C = WeightRange("m.weight", 0, 4), WeightRange("m.bias", 0, 2), WeightRange("n.weight", 0, 3)
 SPACE = Space(("m.weight", "m.bias", "n.weight"), (torch.Size([2, 2]), torch.Size([2]), torch.Size([3])))
 MASK = torch.tensor([True, False, True, True, False, True, True, True, False])
-
-
-def close(one: Tensor, other: Tensor) -> None:
-    """Equal but for rounding in float64, and in float64."""
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 def positive(size: int, seed: int = 1) -> Tensor:

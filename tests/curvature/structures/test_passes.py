@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fitting import normal
+import peewit as pw
+from fitting import built, fitted, normal
 from known_batches import ROOM, batch_of, source_of
 from peewit.curvature.structures import passes, rounding
 from peewit.curvature.structures.factors import KronFactors, KronSums
@@ -20,14 +21,11 @@ from peewit.jacobians.factored import Matrix, Term
 from peewit.jacobians.inputs import Acts
 from peewit.jacobians.layout import Layout
 from peewit.weights.ranges import WeightRange
+from structure_numbers import close
+from tables import curvature_of, relative
 
 WEIGHT, BIAS, NORM = WeightRange("m.weight", 0, 6), WeightRange("m.bias", 0, 3), WeightRange("n.weight", 0, 4)
 OTHER = WeightRange("o.weight", 0, 2)
-
-
-def close(one: Tensor, other: Tensor) -> None:
-    """Equal but for rounding in float64, and in float64."""
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 def matrix_of(values: Tensor, grad: Tensor, flipped: bool = False, **options: Any) -> Matrix:
@@ -378,3 +376,30 @@ def test_second_moments_in_bases(joint: bool) -> None:
     values, grad = normal(3, 1, 1, 2).float(), normal(1, 3, 1, 1, 3).float()
     batch = batch_of(3, {WEIGHT: matrix_of(values, grad), NORM: Explicit(normal(1, 3, 4).float(), ROOM)})
     assert measure_corrections(narrow, source_of(batch)).corrected[(WEIGHT,)].dtype == torch.float32
+
+
+class Pooled(nn.Module):
+    """A head on each token, or on their mean."""
+
+    def __init__(self, pooled: bool) -> None:
+        super().__init__()
+        self.first, self.head, self.pooled = nn.Linear(3, 4), nn.Linear(4, 2), pooled
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, 3) -> (B, 2) or (B, T, 2)."""
+        hidden = self.first(x).tanh()
+        return self.head(hidden.mean(1) if self.pooled else hidden)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_auto_reduces_where_an_example_has_one_output(pooled: bool) -> None:
+    """And expands where each of its positions has one."""
+    torch.manual_seed(0)
+    model, x = built(Pooled(pooled)), normal(5, 3, 3)
+    y = normal(5, 2, seed=2) if pooled else normal(5, 3, 2, seed=2)
+    made = {
+        approx: curvature_of(fitted(model, x, y, pw.Gaussian(1.0), pw.Kron(approx=approx)))  # type: ignore[arg-type]
+        for approx in ("auto", "reduce", "expand")
+    }
+    assert relative(made["reduce"], made["expand"]) > 1e-2
+    assert relative(made["auto"], made["reduce" if pooled else "expand"]) < 1e-12

@@ -27,14 +27,10 @@ from peewit.kernels import products as kernel_products
 from peewit.runtime.arithmetic import Arithmetic
 from peewit.runtime.memory import Budget, budget
 from peewit.weights.ranges import WeightRange
+from structure_numbers import close
 
 KEY = (WeightRange("a.weight", 0, 84),)
 PROBES, EXAMPLES, GROUPS, ROWS, WIDTH = 3, 5, 2, 6, 7
-
-
-def close(one: Tensor, other: Tensor) -> None:
-    """Equal but for rounding in float64, and in float64."""
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 def whole(*shape: int, seed: int = 1) -> Tensor:

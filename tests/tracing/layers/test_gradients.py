@@ -874,7 +874,7 @@ def test_masks_as_they_were_in_the_forward_pass() -> None:
     start = sum(sizes_of(la)[:place])
     vectors = torch.zeros(1, la.D, dtype=torch.float64, device=DEVICE)
     vectors[0, start + 1] = 1.0
-    moved = pw.predictions.samples.functional_samples(network_of(la.state, None), x, vectors)[0] - other(x)
+    moved = pw.predictions.samples.linearised_samples(network_of(la.state, None), x, vectors)[0] - other(x)
     torch.testing.assert_close(moved, slope, rtol=1e-6, atol=1e-8)
 
 

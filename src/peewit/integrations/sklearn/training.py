@@ -23,21 +23,21 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 NOTABLE = 1e-4  # nats, or squared deviations: stopping data that are told apart perfectly are fitted better forever
 
 
-def build_network(given: nn.Module | Factory | None, hidden: Sequence[int], shape: tuple[int, int], seed: int) -> Any:
+def build_network(network: nn.Module | Factory | None, hidden: Sequence[int], shape: tuple[int, int], seed: int) -> Any:
     """A copy of the user's network, what the user's factory makes, or a perceptron; for so many inputs and outputs."""
-    if given is None:
+    if network is None:
         return perceptron([shape[0], *hidden, shape[1]], torch.Generator().manual_seed(seed))
-    if isinstance(given, nn.Module):
-        return copy.deepcopy(given)
-    if not callable(given):
+    if isinstance(network, nn.Module):
+        return copy.deepcopy(network)
+    if not callable(network):
         raise ArgumentTypeError(
-            f"network is a {type(given).__name__}; expected a torch.nn.Module, or a function that takes the numbers of "
-            "inputs and outputs and returns one."
+            f"network is a {type(network).__name__}; expected a torch.nn.Module, or a function that takes the numbers "
+            "of inputs and outputs and returns one."
         )
-    network = given(*shape)
-    if not isinstance(network, nn.Module):
-        raise ArgumentTypeError(f"network{shape} returned a {type(network).__name__}; expected a torch.nn.Module.")
-    return network
+    built = network(*shape)
+    if not isinstance(built, nn.Module):
+        raise ArgumentTypeError(f"network{shape} returned a {type(built).__name__}; expected a torch.nn.Module.")
+    return built
 
 
 def perceptron(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
