@@ -398,6 +398,45 @@ def test_the_surest_and_least_sure_inputs() -> None:
     assert found.classes == ("a", "b", "c")
 
 
+def test_inputs_that_are_sure_and_wrong_and_unknown_ones_that_are_sure() -> None:
+    la, (x, y) = classifier(), images(40, 5)
+    far = {"dark": x * 0.1, "light": 1 - 0.2 * x}
+    found = pw.evaluate(la, [(x[:15], y[:15]), (x[15:], y[15:])], ood=far, intervals=0, baselines=())
+    probs = la.predict(x).probs
+    order = probs.amax(-1).argsort(descending=True).tolist()
+    wrong = [index for index in order if int(probs[index].argmax()) != int(y[index])]
+    assert [each.index for each in found.sure_wrong] == wrong[:8] and len(wrong) > 8
+    assert all(each.label == int(y[each.index]) != each.predicted and not each.features for each in found.sure_wrong)
+    for name, inputs in far.items():
+        there = la.predict(inputs).probs
+        one, order = found.unknown_surest[name][0], there.amax(-1).argsort(descending=True).tolist()
+        assert [each.index for each in found.unknown_surest[name]] == order[:8]
+        assert (one.label, one.predicted) == (None, int(there[one.index].argmax()))
+        assert one.confidence == pytest.approx(float(there[one.index].max())) and one.image is not None
+
+
+def test_the_best_constant_is_the_frequencies_of_the_classes() -> None:
+    la, (x, y) = classifier(), images(40, 5)
+    found = pw.evaluate(la, (x, y), intervals=20).constant
+    shares = torch.bincount(y).double() / len(y)
+    assert found["accuracy"].value == pytest.approx(float(shares.max()))
+    assert found["nll"].value == pytest.approx(float(torch.special.entr(shares).sum()))
+    assert found["brier"].value == pytest.approx(1 - float(shares.square().sum()))
+
+
+def test_confidence_minus_accuracy_of_corrupted_inputs() -> None:
+    la, (x, y) = classifier(), images(40, 5)
+    found = pw.evaluate(la, (x, y), shifts={"dark": (lambda inputs, s: inputs / s, [2, 4])}, intervals=30)
+    metrics = found.methods[0].shifts["dark"].metrics
+    probs = la.predict(x / 4).probs
+    excess = probs.amax(-1) - (probs.argmax(-1) == y).double()
+    assert metrics["overconfidence"][2].value == pytest.approx(float(excess.mean()))
+    for place in range(3):
+        gap = metrics["confidence"][place].value - metrics["accuracy"][place].value
+        assert metrics["overconfidence"][place].value == pytest.approx(gap)
+        assert metrics["overconfidence"][place].low < gap < metrics["overconfidence"][place].high
+
+
 def test_inputs_that_are_equally_sure_are_in_one_list_each() -> None:
     model = nn.Linear(2, 2, bias=False).double().to(DEVICE)
     nn.init.eye_(model.weight)

@@ -27,8 +27,10 @@ def gaussian(mean: Tensor, deviation: Tensor, y: Tensor) -> dict[str, float]:
     """All metrics of Gaussian predictions, by scipy."""
     m, s, t = (each.detach().double().cpu().flatten().numpy() for each in (mean, deviation, y))
     law = scipy_stats.norm(m, s)
+    rows = (m.reshape(len(y), -1), t.reshape(len(y), -1))
     made = {
         "rmse": math.sqrt(((m - t) ** 2).mean()),
+        "r2": 1 - ((rows[0] - rows[1]) ** 2).sum() / ((rows[1] - rows[1].mean(0)) ** 2).sum(),
         "nll": -law.logpdf(t).mean() * mean[0].numel(),
         "crps": float(crps_gaussian(mean, deviation, y).mean()),
         "sharpness": s.mean(),
@@ -51,17 +53,13 @@ def test_gaussian_predictions_have_the_metrics_of_scipy(outputs: int) -> None:
     own["nll"] = -float(prediction.log_prob(y).mean())  # outputs of one place together
     with torch.no_grad():
         mean, held_mean = la.model(x), la.model(held[0])
-    noise = torch.full_like(mean, 0.7)
 
-    def loss(factor: float) -> float:
-        return float(-torch.distributions.Normal(held_mean, 0.7 * factor).log_prob(held[1]).mean())
+    def loss(noise: float) -> float:
+        return float(-torch.distributions.Normal(held_mean, noise).log_prob(held[1]).mean())
 
     best = optimize.minimize_scalar(loss, bounds=(0.01, 20), method="bounded", options={"xatol": 1e-10}).x
-    wanted = {
-        "Laplace": own,
-        "Plain network": gaussian(mean, noise, y),
-        "Temperature scaling": gaussian(mean, noise * best, y),
-    }
+    wanted = {"Laplace": own, "Plain network": gaussian(mean, torch.full_like(mean, best), y)}
+    assert [each.name for each in found.methods] == ["Laplace", "Plain network", "Deep ensemble"]
     for name, each in wanted.items():
         got = values(found[name])
         area = got.pop("aurc")
@@ -76,6 +74,73 @@ def test_gaussian_predictions_have_the_metrics_of_scipy(outputs: int) -> None:
     )
     assert law["variance"].auroc.value == pytest.approx(auroc(prediction.variance.mean(-1), far.variance.mean(-1)))
     assert set(found["Plain network"].detection["ood"]) == {"variance"}
+
+
+@pytest.mark.parametrize("noise", [0.7, torch.tensor([0.2, 1.8])])
+def test_the_noise_of_the_plain_network_is_that_of_its_residuals(noise: Any) -> None:
+    """Whatever noise was tuned for the posterior; of several outputs their common factor."""
+    (train, targets), (x, y), held = numbers(40, 2), numbers(30, 2, 4), numbers(20, 2, 8)
+    la = pw.fit(regressor(2), (train, targets), pw.Gaussian(noise), prior=5.0)
+    ratios = noise / noise.log().mean().exp() if isinstance(noise, Tensor) else torch.ones(2)
+
+    def expected(data: Tensor, wanted: Tensor) -> dict[str, float]:
+        with torch.no_grad():
+            residual = (la.model(data) - wanted).cpu() / ratios
+            mean = la.model(x)
+        deviation = residual.square().mean().sqrt() * ratios
+        return gaussian(mean, deviation.expand(mean.shape), y)
+
+    without = pw.evaluate(la.with_noise(9.0), (x, y), intervals=0)
+    within = pw.evaluate(la, (x, y), validation=iter([held]), baselines=["plain", "temperature"], intervals=0)
+    for scores, wanted, data in (
+        (without["Plain network"], expected(train, targets), "training"),
+        (within["Plain network"], expected(*held), "validation"),
+    ):
+        got = values(scores)
+        assert {name: got[name] for name in wanted} == pytest.approx(wanted, rel=1e-5)
+        assert f"residuals on the {data} data" in scores.description
+    assert values(within["Temperature scaling"]) == pytest.approx(values(within["Plain network"]), rel=1e-9)
+
+
+def test_a_network_alone_keeps_the_noise_that_it_was_given() -> None:
+    model, (x, y) = regressor(), numbers(30, 1, 4)
+    found = pw.evaluate(model, (x, y), likelihood=pw.Gaussian(0.5), validation=numbers(20, 1, 8), intervals=0)
+    with torch.no_grad():
+        assert values(found.methods[0])["nll"] == pytest.approx(
+            -float(torch.distributions.Normal(model(x), 0.5).log_prob(y).mean())
+        )
+    assert [each.name for each in found.methods] == ["Plain network", "Temperature scaling"]
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_the_best_constant_is_the_mean_and_deviation_of_the_targets(outputs: int) -> None:
+    la, (x, y) = regression(outputs), numbers(50, outputs, 4)
+    found = pw.evaluate(la, (x, y), intervals=20).constant
+    mean, deviation = y.mean(0), y.std(0, correction=0)
+    nll = -torch.distributions.Normal(mean, deviation).log_prob(y).sum(-1).mean()
+    assert found.keys() == {"rmse", "nll"}
+    assert found["rmse"].value == pytest.approx(float((y - mean).square().mean().sqrt()))
+    assert found["nll"].value == pytest.approx(float(nll))
+    assert found["rmse"].low < found["rmse"].value < found["rmse"].high
+
+
+def test_numbers_that_are_sure_and_wrong_are_many_deviations_off() -> None:
+    la, (x, y) = regression(), numbers(40, 1, 4)
+    found = pw.evaluate(la, [(x[:25], y[:25]), (x[25:], y[25:])], ood=5 * x, intervals=0, columns=["size", "age"])
+    prediction, far = la.predict(x), la.predict(5 * x)
+    off = ((prediction.mean - y).square() / prediction.variance)[:, 0]
+    assert [each.index for each in found.sure_wrong] == off.argsort(descending=True).tolist()[:8]
+    unknown = found.unknown_surest["ood"]
+    assert [each.index for each in unknown] == far.variance[:, 0].argsort().tolist()[:8]
+    one = unknown[0]
+    assert one.label is None and one.predicted == pytest.approx(float(far.mean[one.index]))
+    assert one.uncertainty == pytest.approx(float(far.variance[one.index].sqrt()))
+    for each, inputs in ((found.sure_wrong[0], x), (found.surest[0], x), (one, 5 * x)):
+        row = inputs[each.index]
+        z = (row - x.mean(0)) / x.std(0, correction=0)
+        assert [feature.name for feature in each.features] == ["size", "age"]
+        assert [feature.value for feature in each.features] == pytest.approx(row.tolist(), rel=1e-5)
+        assert [feature.deviations for feature in each.features] == pytest.approx(z.tolist(), rel=1e-4, abs=1e-5)
 
 
 def test_coverage_is_that_of_the_predictions_own_intervals() -> None:
@@ -166,7 +231,7 @@ def test_other_likelihoods_have_their_density_and_a_note() -> None:
     model = built(nn.Linear(2, 1)).to(DEVICE)
     la = pw.fit(model, (x, y), "count", prior=5.0)
     found = pw.evaluate(la, (x, y), intervals=10, validation=(x, y))
-    assert values(found.methods[0]).keys() == {"nll", "rmse"}
+    assert values(found.methods[0]).keys() == {"nll", "rmse", "r2"} and found.constant.keys() == {"rmse"}
     assert values(found.methods[0])["nll"] == pytest.approx(-float(la.predict(x).log_prob(y).mean()))
     rate = model(x).detach().exp()
     expected = -torch.distributions.Poisson(rate).log_prob(y).mean()
@@ -244,6 +309,7 @@ def test_positions_of_numbers() -> None:
     assert own["nll"] == pytest.approx(-float(prediction.log_prob(y).mean()) / 12)  # per place
     assert own["crps"] == pytest.approx(float(crps_gaussian(prediction.mean, prediction.variance.sqrt(), y).mean()))
     with torch.no_grad():
-        plain = -torch.distributions.Normal(model(x), 1.0).log_prob(y).sum() / 72
+        noise = (model(x) - y).square().mean().sqrt()
+        plain = -torch.distributions.Normal(model(x), noise).log_prob(y).sum() / 72
     assert values(found["Plain network"])["nll"] == pytest.approx(float(plain))
     assert found.settings["labelled positions"] == 144 and found.surest == ()

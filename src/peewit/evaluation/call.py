@@ -15,22 +15,26 @@ from ..likelihoods import Likelihood
 from ..messages.arguments import is_count
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..metrics.bootstrap import Resampling
+from ..metrics.constant import constant_scores
 from ..network.batches import Batches
 from ..network.isolation import entry_point
+from ..network.nests import Inputs
 from ..predictions.families import family_of
 from ..runtime.progress import Progress
 from ..runtime.random import seed_of
-from . import describing, gathering
+from . import coding, describing, gathering
 from .attacks import Attack
 from .corruptions import InputRange
 from .gathering import MethodNumbers
 from .methods import Method
 from .report import Report
 from .scoring import score_methods
-from .specimens import Gallery, finite_range
+from .specimens import Columns, Gallery, finite_range, is_table
 from .subject import Baselines, Subject
 from .variations import Variation, variations_of
 
+DENSE = ("gaussian", "heteroscedastic")  # families whose NLL is of a density of real numbers
+USUAL = {"baselines": "auto", "intervals": 1000}  # other arguments are None unless they are given
 RANGED = (("shifts", "noise"), ("attacks", "fgsm"), ("attacks", "pgd"))  # what is in units of the inputs' range
 
 
@@ -47,6 +51,7 @@ def evaluate(
     validation: Any = None,
     ensemble: Sequence[nn.Module] | None = None,
     classes: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
     intervals: int = 1000,
     generator: torch.Generator | None = None,
     memory: float | None = None,
@@ -71,16 +76,19 @@ def evaluate(
             pair with its epsilons.
         baselines: "auto" for all that are possible, or some of "plain", "temperature" (needs `validation`), "ensemble"
             (needs `ensemble`) and "dropout" (needs dropout layers).
-        validation: Data that the network was not trained on, for "temperature".
+        validation: Data that the network was not trained on, for "temperature" and, in regression, for the noise of
+            the plain network's predictions. Without it that noise is from the residuals on the training data.
         ensemble: Networks that were trained apart, for "ensemble".
         classes: Names of the classes, one each.
+        columns: Names of the columns where inputs are rows of a table. None for those of a data frame, or those that
+            the posterior was fitted with.
         intervals: How often the examples are drawn anew for intervals; 0 for no intervals.
         generator: Source of the seed of these draws, of noise and of dropout. None for a fixed seed.
         memory: Bytes for temporary results. None for the limit that the posterior has, or one that fits the device.
         progress: Whether to show a progress bar.
         predict: Options of `la.predict`, such as {"link": "mc"}.
         shift_examples: How many test examples, evenly spread, are corrupted and attacked; None for all.
-        title: Title of the report. None for one that names the network.
+        title: Title of the report. None for "Uncertainty report" and the class of the network.
 
     Returns:
         A `pw.Report`.
@@ -109,18 +117,28 @@ def evaluate(
         subject = subject.with_form(first, targets)
         names = class_names(classes, subject)
         methods = subject.methods(baselines, validation, ensemble, options.seed, notes, bars)
-        gallery = Gallery(limits=finite_range(first))
+        known = column_names(columns, test, first, subject)
+        gallery = Gallery(limits=finite_range(first), columns=Columns(names=known))
         numbers = measure(subject, batches, methods, variations, options, bars, gallery)
         scores = {
-            name: gathering.gather_scores(data, subject.device, methods, bars, f"ood: {name!r}")
+            name: gathering.gather_scores(data, subject.device, methods, bars, gallery, name)
             for name, data in unknown.items()
         }
         drawn = Resampling(numbers[0].examples, options.intervals, options.seed)
         results = score_methods(methods, numbers, scores, drawn)
     surest, least = gallery.chosen()
     la = subject.la
+    typed = {"baselines": baselines, "classes": classes, "columns": columns, "intervals": intervals,
+             "predict": predict, "shift_examples": shift_examples, "title": title}  # fmt: skip
+    arguments = coding.evaluate_code(
+        unknown=unknown,
+        variations=variations,
+        given={"validation": validation is not None, "ensemble": ensemble is not None},
+        options={name: value for name, value in typed.items() if value != USUAL.get(name)},
+        seed=options.known_seed,
+    )
     return Report(
-        title=title or f"Uncertainty report: {type(subject.model).__name__}",
+        title=title or default_title(subject.model),
         task="regression" if results[0].reliability is None else "classification",
         methods=results,
         surest=surest,
@@ -131,6 +149,10 @@ def evaluate(
         settings=settings_of(subject, numbers[0], variations, unknown, options),
         versions=describing.versions(),
         notes=(*notes, *remarks(subject, results[0].metrics, variations, gallery.limits, numbers[0], options)),
+        sure_wrong=gallery.chosen_wrong(),
+        unknown_surest=gallery.chosen_unknown(),
+        constant=constant_scores(numbers[0].positions(), drawn, subject.likelihood.link_family in DENSE),
+        code=coding.code_of(la, subject.likelihood, arguments),
     )
 
 
@@ -242,6 +264,33 @@ def class_names(classes: Sequence[str] | None, subject: Subject) -> tuple[str, .
     if len(classes) != expected:
         raise PeewitError(f"classes has {len(classes)} names, and there are {expected} classes; expected one each.")
     return tuple(classes)
+
+
+def column_names(columns: Any, test: Any, first: Inputs, subject: Subject) -> tuple[str, ...] | None:
+    """One name per column of a table: those given, of the data frame, or of the fit; None where there are none."""
+    if not is_table(first):
+        if columns is not None:
+            raise PeewitError("columns= was given, and inputs are no rows of a table (N, D); leave it out.")
+        return None
+    expected = first.shape[1]
+    if columns is None:
+        schema = None if subject.la is None else subject.la.schema
+        inputs = test[0] if isinstance(test, tuple) and test else None
+        for names in (getattr(inputs, "columns", None), None if schema is None else schema.inputs):
+            if names is not None and len(names) == expected:
+                return tuple(map(str, names))
+        return None
+    if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+        raise ArgumentTypeError(f"columns={columns!r} was given; expected one name per column, such as ['age', 'sex'].")
+    if len(columns) != expected:
+        raise PeewitError(f"columns has {len(columns)} names, and inputs have {expected} columns; expected one each.")
+    return tuple(columns)
+
+
+def default_title(model: nn.Module) -> str:
+    """With the class of the network, where that says something."""
+    name = type(model).__name__
+    return "Uncertainty report" if name in ("Sequential", "Standardised") else f"Uncertainty report: {name}"
 
 
 def remarks(

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..figures.summary import group_numbers, layer_numbers
 from ..likelihoods import Likelihood, WithNoise
 from ..runtime.version import __version__
+from ..weights.space import trainable
 
 if TYPE_CHECKING:
     from ..laplace import Laplace
@@ -53,6 +54,54 @@ def posterior_of(la: Laplace) -> dict[str, Any]:
     if len(evidence.effective_dimensions) <= MOST_GROUPS:
         numbers |= group_numbers(la, evidence)
     return numbers
+
+
+COVARIANCES = {
+    "Kron": "approximated layer by layer, by Kronecker products (KFAC)",
+    "EKFAC": "approximated layer by layer, by Kronecker products with corrected variances (EKFAC)",
+    "Diag": "approximated by its diagonal, one variance per weight",
+    "Block": "kept in full for each layer on its own",
+    "Full": "kept in full",
+}
+CURVATURES = {
+    "ggn": "",  # the usual one
+    "fisher": ", from labels drawn from the network's own predictions",
+    "empirical": ", from the gradients at the training labels",
+    "hessian": ", from second derivatives of the loss",
+}
+TUNED = {
+    "evidence": "tuned by the evidence alone, la.tune()",
+    "fixed_point": 'tuned by the evidence alone, la.tune("fixed_point")',
+    "training": "tuned so that predictions explain the training data, la.tune(train=...)",
+    "validation": "tuned on validation data, la.tune(validation=...)",
+    "grid": 'tuned on validation data, la.tune("grid", validation=...)',
+}
+
+
+def posterior_in_words(la: Laplace) -> str:
+    """Which weights are uncertain, how the covariance is approximated, and how the prior was chosen."""
+    structure = type(la.structure).__name__
+    covariance = COVARIANCES.get(structure, f"approximated by {structure}") + CURVATURES.get(la.curvature.name, "")
+    tuned = "not tuned" if la.trace is None else TUNED.get(la.trace.method, f"tuned by {la.trace.method}")
+    warm = "" if la.temperature == 1 else f" Its temperature is {la.temperature:.3g}."
+    return (
+        f"a Gaussian over {weights_in_words(la)}, fitted to {la.N:,} training example{'s' if la.N != 1 else ''}. Its "
+        f"covariance is {covariance}. Its prior was {tuned}.{warm}"
+    )
+
+
+def weights_in_words(la: Laplace) -> str:
+    """All weights, those of one or two layers, or how many of how many."""
+    every, space = list(trainable(la.model)), la.space
+    if space.mask is None and set(space.names) == set(every):
+        return f"all {la.D:,} weights"
+    layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in space.names))
+    if space.mask is None and len(layers) <= 2:
+        last = "the last layer" if every[-len(space.names) :] == list(space.names) and len(layers) == 1 else "the layer"
+        names = " and ".join(layers)
+        return f"the {la.D:,} weights of {last} ({names})" if len(layers) == 1 else f"the {la.D:,} weights of {names}"
+    total = sum(weight.numel() for weight in la.model.parameters())
+    return f"{la.D:,} of {total:,} weights"
 
 
 def noise_of(likelihood: Likelihood) -> Any:

@@ -180,14 +180,19 @@ def gather_ready(
 
 
 def gather_scores(
-    data: Any, device: torch.device, methods: Sequence[Method], progress: Progress, what: str
+    data: Any, device: torch.device, methods: Sequence[Method], progress: Progress, gallery: Gallery, name: str
 ) -> list[dict[str, Tensor]]:
-    """The scores of all inputs, by method: name -> (N,)."""
-    numbers = [MethodNumbers() for _ in methods]
+    """The scores of all inputs of an unknown kind, by method: name -> (N,)."""
+    numbers, seen, what = [MethodNumbers() for _ in methods], 0, f"ood: {name!r}"
     batches = inputs_of(data, device, what)
     for inputs, _ in progress.track(batches, len(batches), what):
         for method, method_numbers in zip(methods, numbers, strict=True):
-            method_numbers.keep(method.predict(inputs).scores())
+            scorer = method.predict(inputs)
+            scores = scorer.scores()
+            method_numbers.keep(scores)
+            if method_numbers is numbers[0]:
+                gallery.visit_unknown(name, inputs, scorer, scores, seen)
+        seen += count(inputs)
     return [method_numbers.values() for method_numbers in numbers]
 
 

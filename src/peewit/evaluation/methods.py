@@ -23,6 +23,7 @@ from ..predictions.families import family_of, make_prediction
 from ..predictions.outputs import Samples
 from ..runtime.memory import Budget
 from ..runtime.progress import Progress
+from .describing import posterior_in_words
 from .scorers import ClassScorer, GaussianScorer, Scorer, scorer_of
 
 if TYPE_CHECKING:
@@ -61,12 +62,8 @@ class Posterior:
 
     @property
     def description(self) -> str:
-        """What was fitted to what."""
-        la = self.la
-        return (
-            f"a Gaussian over {la.D:,} of the network's weights ({type(la.structure).__name__}, {la.curvature.name}), "
-            f"fitted to {la.N:,} examples; predictions are averaged over it."
-        )
+        """What was fitted to what, and how it was tuned."""
+        return f"predictions averaged over a posterior: {posterior_in_words(self.la)}"
 
     def predict(self, inputs: Inputs) -> Scorer:
         """Of the posterior."""

@@ -32,6 +32,12 @@ class Report(Results):
         settings: What it takes to make the report again.
         versions: Versions of the software.
         notes: Sentences that a reader of the numbers should know.
+        sure_wrong: Test inputs that the first method got wrong, the surest first; numbers by how many predicted
+            standard deviations they are off.
+        unknown_surest: For each set of unknown inputs, those that the first method is surest of.
+        constant: Metrics of the best prediction that is the same for all inputs: the class frequencies, or the mean and
+            deviation, of the test targets themselves.
+        code: Python that makes the report again from the network and the data.
 
     Example:
         >>> report.task, report["Laplace"].metrics["accuracy"].value > 0.5

@@ -50,6 +50,10 @@ class Scorer(ABC):
     def scores(self, y: Tensor | None = None) -> dict[str, Tensor]:
         """(N,) each: how sure the prediction of each input is, averaged over its (labelled) positions."""
 
+    @abstractmethod
+    def predicted(self) -> Tensor | None:
+        """(N,): the likeliest class or the mean of each input; None where an input has several."""
+
 
 def _average(values: Tensor, known: Tensor | None) -> Tensor:
     """(N, T), where known -> (N,); over all positions where none is."""
@@ -101,10 +105,12 @@ class ClassScorer(Scorer):
         wide = log_probs.double()
         probs = wide.exp()
         confidence, predicted = probs.max(-1)
+        correct = (predicted == labels).double()
         values = {
-            "correct": (predicted == labels).double(),
+            "correct": correct,
             "nll": -wide.gather(-1, labels[:, None])[:, 0],
             "confidence": confidence,
+            "overconfidence": confidence - correct,
             "entropy": torch.special.entr(probs).sum(-1),
         }
         if full:
@@ -129,6 +135,11 @@ class ClassScorer(Scorer):
         known = None if y is None else self.labels(y)[1]
         return {name: _average(values, known).cpu() for name, values in scores.items()}
 
+    def predicted(self) -> Tensor | None:
+        """The likeliest class."""
+        log_probs = self.log_probs
+        return log_probs[:, 0].argmax(-1).cpu() if log_probs.shape[1] == 1 else None
+
 
 @dataclass(frozen=True, eq=False)
 class NumberScorer(Scorer, ABC):
@@ -150,7 +161,7 @@ class NumberScorer(Scorer, ABC):
         return {}
 
     def positions(self, y: Tensor, full: bool = True) -> Positions:
-        """Squared error, negative log density, standard deviation; and with `full` CRPS and PIT."""
+        """Squared error, negative log density, standard deviation; and with `full` targets, CRPS and PIT."""
         prediction = self.prediction
         y = y.to(prediction.belief.mean.device)
         flat = flat_targets(prediction, y)
@@ -162,6 +173,9 @@ class NumberScorer(Scorer, ABC):
         values |= {"deviation": variance.sqrt(), "mean": mean}
         if full:
             values |= self.shape(flat.double(), y)
+            if flat.shape == mean.shape:
+                outputs = torch.arange(mean.shape[-1], dtype=torch.float64, device=mean.device)
+                values |= {"target": flat.double(), "output": outputs.expand_as(mean)}
         owner = torch.arange(len(mean), device=mean.device).repeat_interleave(mean[0].numel())
         values = {name: numbers.flatten().cpu() for name, numbers in values.items()}
         return Positions(owner=owner.cpu(), values=values, examples=len(prediction))
@@ -171,6 +185,11 @@ class NumberScorer(Scorer, ABC):
         _, variance, epistemic = self.moments()
         scores = {"variance": variance} | ({} if epistemic is None else {"epistemic_variance": epistemic})
         return {name: values.flatten(1).mean(1).cpu() for name, values in scores.items()}
+
+    def predicted(self) -> Tensor | None:
+        """The mean."""
+        mean = self.moments()[0].flatten(1)
+        return mean[:, 0].cpu() if mean.shape[1] == 1 else None
 
 
 @dataclass(frozen=True, eq=False)

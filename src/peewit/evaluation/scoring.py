@@ -21,6 +21,7 @@ SHOWN = 2000  # values of a score that are kept for histograms
 # What curves against the strength of a shift show, by the numbers whose mean it is.
 CURVES = {
     "correct": "accuracy", "squared": "rmse", "nll": "nll", "confidence": "confidence",
+    "overconfidence": "overconfidence",
     "entropy": "uncertainty", "deviation": "uncertainty",
 }  # fmt: skip
 
@@ -128,7 +129,7 @@ def _shift(by_strength: Mapping[float, Positions], drawn: Resampling) -> Shift:
 
 
 def curve_values(positions: Positions, drawn: Resampling) -> dict[str, Estimate]:
-    """Accuracy or RMSE, NLL, confidence and uncertainty."""
+    """Accuracy or RMSE, NLL, confidence, what of it is too much, and uncertainty."""
     if positions.examples != drawn.examples:  # a data set of its own
         drawn = Resampling(positions.examples, drawn.draws, drawn.seed)
     names = [name for name in CURVES if name in positions]

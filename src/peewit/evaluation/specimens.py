@@ -1,70 +1,184 @@
-"""Test inputs worth looking at: those that the first method is surest of, and least sure of."""
+"""Single inputs worth looking at, by the first method: surest, least sure, and those that it is wrongly sure of."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..metrics.positions import Positions
-from ..metrics.results import Specimen
+from ..metrics.results import Feature, Specimen
 from ..network.nests import Inputs
 from .corruptions import InputRange
+from .scorers import ClassScorer, Scorer
 
 MOST = 8
 SIDE = 64  # pixels that an image is shown with at most
-Kept = tuple[float, int, Specimen]
+FEATURES = 30  # of a row of a table that are kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """An input that may be shown: kept are those with the smallest `order`."""
+
+    order: float
+    index: int
+    specimen: Specimen
+    row: Tensor | None  # (D,) of a table
+
+
+@dataclass(eq=False, kw_only=True)
+class Columns:
+    """Names, means and deviations of the columns of a table (N, D), which comes in batches."""
+
+    names: Sequence[str] | None = None
+    count: int = 0
+    mean: Tensor | None = None  # (D,)
+    squares: Tensor | None = None  # (D,): squared distances from the mean, summed
+
+    def add(self, inputs: Inputs) -> None:
+        """One more batch, where it is one of a table."""
+        if not is_table(inputs):
+            return
+        rows = inputs.detach().double().cpu()
+        mean, number = rows.mean(0), len(rows)
+        squares = (rows - mean).square().sum(0)
+        if self.mean is None or self.squares is None:
+            self.count, self.mean, self.squares = number, mean, squares
+        elif mean.shape == self.mean.shape:
+            total, step = self.count + number, mean - self.mean
+            self.squares = self.squares + squares + step.square() * (self.count * number / total)
+            self.mean, self.count = self.mean + step * (number / total), total
+
+    def features(self, row: Tensor | None) -> tuple[Feature, ...]:
+        """The values of a row (D,), in their order; of many columns those that are furthest from their means."""
+        if row is None or self.mean is None or self.squares is None or len(row) != len(self.mean):
+            return ()
+        spread = (self.squares / self.count).sqrt()
+        distance = torch.where(spread > 0, (row - self.mean) / spread, torch.zeros_like(row))
+        chosen = sorted(distance.abs().argsort(descending=True, stable=True)[:FEATURES].tolist())
+        names = self.names or [f"column {number}" for number in range(len(row))]
+        return tuple(
+            Feature(name=names[column], value=short(row[column]), deviations=short(distance[column]))
+            for column in chosen
+        )
+
+
+def is_table(inputs: Inputs) -> TypeGuard[Tensor]:
+    """Whether inputs are rows of numbers (N, D)."""
+    return isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.is_floating_point() and inputs.shape[1] > 0
+
+
+def short(value: Tensor) -> float:
+    """With six digits."""
+    return float(f"{float(value):.6g}")
 
 
 @dataclass(eq=False, kw_only=True)
 class Gallery:
-    """The surest and least sure inputs so far; empty where an input has several labels."""
+    """The surest, the least sure and the surest wrong inputs so far; empty where an input has several labels."""
 
     limits: InputRange
+    columns: Columns = field(default_factory=Columns)
     surest: list[Kept] = field(default_factory=list)
     least: list[Kept] = field(default_factory=list)
+    wrong: list[Kept] = field(default_factory=list)
+    unknown: dict[str, list[Kept]] = field(default_factory=dict)
     examples: int = 0
     several: bool = False
 
     def visit(self, inputs: Inputs, targets: Tensor, positions: Positions, first: int) -> None:
         """Look at one batch; `first` is the number of its first example."""
         self.examples = first + positions.examples
+        self.columns.add(inputs)
         self.several |= len(positions) > positions.examples or len(positions.owner.unique()) != len(positions)
         if self.several or not len(positions):
             return
         classes = "entropy" in positions
         doubt = positions["entropy" if classes else "deviation"]
         unsure = 1 - positions["confidence"] if classes else doubt
+        everywhere = torch.ones_like(unsure, dtype=torch.bool)
+        if classes:
+            missed, surprise = positions["correct"] == 0, unsure
+        elif "squared" in positions:  # numbers are sure and wrong where they are many deviations off
+            missed, surprise = everywhere, -positions["squared"] / positions["deviation"].square().clamp(min=1e-300)
+        else:
+            missed, surprise = ~everywhere, unsure
         # Where most are equally sure the first ones are both: twice as many are kept, to leave those out.
-        for kept, order, most in ((self.surest, unsure, MOST), (self.least, -unsure, 2 * MOST)):
-            for position in order.argsort(stable=True)[:most].tolist():
+        for kept, order, among, most in (
+            (self.surest, unsure, everywhere, MOST),
+            (self.least, -unsure, everywhere, 2 * MOST),
+            (self.wrong, surprise, missed, MOST),
+        ):
+            places = among.nonzero()[:, 0]
+            for position in places[order[places].argsort(stable=True)[:most]].tolist():
                 row = int(positions.owner[position])
                 label, predicted, confidence = _labels(positions, targets, position, row)
-                image = pixels_of(inputs[row], self.limits) if isinstance(inputs, Tensor) else None
                 specimen = Specimen(
                     index=first + row,
                     label=label,
                     predicted=predicted,
                     confidence=confidence,
                     uncertainty=float(doubt[position]),
-                    image=image,
+                    image=self._image(inputs, row),
                 )
-                kept.append((float(order[position]), first + row, specimen))
-            kept.sort(key=lambda entry: entry[:2])
-            del kept[most:]
+                self._keep(kept, float(order[position]), specimen, inputs, row, most)
+
+    def visit_unknown(
+        self, name: str, inputs: Inputs, scorer: Scorer, scores: Mapping[str, Tensor], first: int
+    ) -> None:
+        """Look at one batch of unknown inputs, for those that the method is surest of."""
+        kept, predicted = self.unknown.setdefault(name, []), scorer.predicted()
+        if predicted is None:
+            return
+        classes = isinstance(scorer, ClassScorer)
+        doubt = scores["entropy"] if classes else scores["variance"].sqrt()
+        order = 1 - scores["confidence"] if classes else doubt
+        for row in order.argsort(stable=True)[:MOST].tolist():
+            specimen = Specimen(
+                index=first + row,
+                label=None,
+                predicted=int(predicted[row]) if classes else float(predicted[row]),
+                confidence=float(scores["confidence"][row]) if classes else float("nan"),
+                uncertainty=float(doubt[row]),
+                image=self._image(inputs, row),
+            )
+            self._keep(kept, float(order[row]), specimen, inputs, row, MOST)
+
+    def _image(self, inputs: Inputs, row: int) -> Any:
+        return pixels_of(inputs[row], self.limits) if isinstance(inputs, Tensor) else None
+
+    def _keep(self, kept: list[Kept], order: float, specimen: Specimen, inputs: Inputs, row: int, most: int) -> None:
+        values = inputs[row].detach().double().cpu() if is_table(inputs) else None
+        kept.append(Kept(order=order, index=specimen.index, specimen=specimen, row=values))
+        kept.sort(key=lambda entry: (entry.order, entry.index))
+        del kept[most:]
+
+    def _specimens(self, kept: Sequence[Kept]) -> tuple[Specimen, ...]:
+        return tuple(replace(entry.specimen, features=self.columns.features(entry.row)) for entry in kept)
 
     def chosen(self) -> tuple[tuple[Specimen, ...], tuple[Specimen, ...]]:
         """The surest and the least sure, no input in both; none where all are equally sure."""
-        if self.several or (self.examples > 1 and self.surest and self.surest[0][0] == -self.least[0][0]):
+        equal = self.examples > 1 and bool(self.surest) and self.surest[0].order == -self.least[0].order
+        if self.several or equal:
             return (), ()
         many = min(MOST, (self.examples + 1) // 2)
         surest = self.surest[:many]
-        known = {index for _, index, _ in surest}
-        least = [entry for entry in self.least if entry[1] not in known][:many]
-        return tuple(specimen for *_, specimen in surest), tuple(specimen for *_, specimen in least)
+        known = {entry.index for entry in surest}
+        least = [entry for entry in self.least if entry.index not in known][:many]
+        return self._specimens(surest), self._specimens(least)
+
+    def chosen_wrong(self) -> tuple[Specimen, ...]:
+        """Wrong predictions, the surest first; numbers by how many deviations they are off."""
+        return () if self.several else self._specimens(self.wrong)
+
+    def chosen_unknown(self) -> dict[str, tuple[Specimen, ...]]:
+        """Unknown inputs by the name of their data, the surest first."""
+        return {name: self._specimens(kept) for name, kept in self.unknown.items() if kept}
 
 
 def _labels(positions: Positions, targets: Tensor, position: int, row: int) -> tuple[int | float, int | float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import likelihoods
 from ..laplace import Laplace
-from ..likelihoods import Form, Likelihood
+from ..likelihoods import Form, Likelihood, WithNoise
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import check_name, resolve_name
 from ..network.batches import Batches
@@ -24,6 +25,7 @@ from ..posterior.network import network_of
 from ..predictions.families import family_of
 from ..runtime.memory import Budget, budget
 from ..runtime.progress import Progress
+from ..tuning.by_evidence import residual_noise
 from .describing import noise_of
 from .methods import DROPOUT_SAMPLES, STEEPEST, Method, Networks, Posterior, dropouts, fit_temperature, members
 from .scorers import takes_temperature
@@ -101,8 +103,8 @@ class Subject:
         form = self.likelihood.form(f, targets.to(f.device))
         return replace(self, form=form, likelihood=self.likelihood.bind(form))
 
-    def plain(self) -> Networks:
-        """The network as it is."""
+    def network(self) -> Networks:
+        """The network as it is, with the noise of the likelihood."""
         return Networks(
             name=PLAIN,
             description="the trained network as it is, with one setting of its weights.",
@@ -111,6 +113,31 @@ class Subject:
             form=self.known_form,
             budget=self.budget,
         )
+
+    @property
+    def borrows_noise(self) -> bool:
+        """Whether the likelihood has a noise that was tuned for the posterior, so that the network needs its own."""
+        return self.la is not None and isinstance(self.likelihood, WithNoise)
+
+    def plain(self, temperature: Callable[[], float] | None) -> Networks:
+        """The network as it is; beside a posterior with the noise of its own residuals.
+
+        `temperature` is the factor of the noise's variance on validation data; None where there are none.
+        """
+        network, likelihood = self.network(), self.likelihood
+        if self.la is None or not isinstance(likelihood, WithNoise):
+            return network
+        if temperature is not None:
+            noise, data = float(likelihood.noise_precision) ** -0.5 * temperature() ** 0.5, "validation"
+        else:
+            noise, data = residual_noise(self.la.state), "training"
+        if not noise > 0:
+            return network
+        words = (
+            f"the trained network as it is; the noise of its predictions, {noise:.3g}, is the root mean square of its "
+            f"residuals on the {data} data."
+        )
+        return replace(network, likelihood=likelihood.with_noise(noise), description=words)
 
     def methods(
         self,
@@ -122,12 +149,17 @@ class Subject:
         bars: Progress,
     ) -> list[Method]:
         """The method of the subject, then baselines."""
-        plain = self.plain()
         chosen = baseline_names(baselines, validation is not None, ensemble is not None, bool(dropouts(self.model)))
+        temperature = cache(
+            lambda: fit_temperature(self.network(), Batches(validation, self.device, "validation"), bars)
+        )
+        plain = self.plain(None if validation is None else temperature) if chosen else self.network()
+        if baselines == "auto" and self.borrows_noise:
+            chosen -= {"temperature"}  # the plain network's noise is chosen in this way
         methods: list[Method] = [plain if self.la is None else Posterior(self.la, self.predict)]
         makers: dict[str, Callable[[], Method | None]] = {
             "plain": lambda: None if self.la is None else plain,
-            "temperature": lambda: self._temperature(plain, validation, notes, bars, baselines == "auto"),
+            "temperature": lambda: self._temperature(temperature, notes, baselines == "auto"),
             "ensemble": lambda: self._ensemble(plain, ensemble),
             "dropout": lambda: replace(
                 plain,
@@ -143,23 +175,21 @@ class Subject:
                 methods.append(method)
         return methods
 
-    def _temperature(
-        self, plain: Networks, validation: Any, notes: list[str], bars: Progress, auto: bool
-    ) -> Method | None:
+    def _temperature(self, temperature: Callable[[], float], notes: list[str], auto: bool) -> Method | None:
         if not takes_temperature(self.likelihood):
             words = f"Temperature scaling is not known for {type(self.likelihood).__name__}"
             if not auto:
                 raise PeewitError(f"baselines: {words}; leave 'temperature' out.")
             notes.append(f"{words}, and is left out.")
             return None
-        value = fit_temperature(plain, Batches(validation, self.device, "validation"), bars)
+        value = temperature()
         if family_of(self.likelihood).classes is not None:
             words = f"the plain network, its outputs divided by {value:.3g}, which was chosen on validation data."
             if not 1 / STEEPEST * 1.01 < value < STEEPEST / 1.01:
                 notes.append(f"Temperature scaling ended at its limit, {value:.3g}: validation data has no best one.")
         else:
             words = f"the plain network, its noise multiplied by {value**0.5:.3g}, which was chosen on validation data."
-        return replace(plain, name="Temperature scaling", description=words, temperature=value)
+        return replace(self.network(), name="Temperature scaling", description=words, temperature=value)
 
     def _ensemble(self, plain: Networks, ensemble: Sequence[nn.Module] | None) -> Method:
         assert ensemble is not None  # or its name would have been refused

@@ -29,9 +29,19 @@ class Variation:
     change: Callable[..., Any] | None = None
     ready: Mapping[float, Any] | None = None
 
+    @property
+    def known(self) -> bool:
+        """Whether its name says what it does."""
+        return self.change is None and self.ready is None
+
+    @property
+    def plain(self) -> bool:
+        """Whether its name says all: its strengths are the usual ones."""
+        return self.known and self.strengths == (STRENGTHS if self.kind == "shifts" else EPSILONS)
+
     def check(self, inputs: Inputs) -> None:
         """Refuse inputs that it has no meaning for."""
-        if self.change is None and self.ready is None:
+        if self.known:
             check_images(self.name, inputs, self.kind)
 
     def maker(self, attack: Attack, seed: int) -> Make:

@@ -4,12 +4,13 @@ from .calibration import aurc, ece, ece_adaptive, ece_classwise, mce, reliabilit
 from .detection import aupr, auroc, fpr95
 from .labels import accuracy, brier, nll
 from .regression import crps_gaussian, crps_samples
-from .results import Curve, Detection, Estimate, MethodScores, Reliability, Shift, Specimen
+from .results import Curve, Detection, Estimate, Feature, MethodScores, Reliability, Shift, Specimen
 
 __all__ = [
     "Curve",
     "Detection",
     "Estimate",
+    "Feature",
     "MethodScores",
     "Reliability",
     "Shift",

@@ -12,9 +12,9 @@ from .positions import Positions
 from .regression import LEVELS
 
 MetricName: TypeAlias = Literal[
-    "rmse", "accuracy", "nll", "brier", "ece", "ece_adaptive", "ece_classwise", "mce", "crps", "coverage50",
-    "coverage90", "coverage95", "sharpness", "pit_deviation", "aurc", "confidence", "uncertainty", "auroc", "aupr",
-    "fpr95",
+    "rmse", "r2", "accuracy", "nll", "brier", "ece", "ece_adaptive", "ece_classwise", "mce", "crps", "coverage50",
+    "coverage90", "coverage95", "sharpness", "pit_deviation", "aurc", "confidence", "overconfidence", "uncertainty",
+    "auroc", "aupr", "fpr95",
 ]  # fmt: skip
 Measure = Callable[[Positions, Resampling], MetricDraws]
 
@@ -55,6 +55,11 @@ METRICS = {
         meaning="root of the mean squared error, in the units of the target",
         of=lambda positions, drawn: MetricDraws.of(positions.means(("squared",), drawn)[:, 0].sqrt()),
         needs=("squared",),
+    ),
+    "r2": Metric(
+        short="R²", name="R²", phrase="R² (share of the variance explained)", better=1,
+        meaning="the share of the targets' variance that is explained: 1 is perfect, 0 no better than a constant",
+        of=regression.explained_share, needs=("target",),
     ),
     "accuracy": Metric(
         short="accuracy", name="Accuracy", phrase="accuracy", better=1, percent=True,
@@ -110,6 +115,10 @@ METRICS = {
     "confidence": Metric(
         short="confidence", name="Confidence", phrase="mean confidence", percent=True,
         meaning="mean probability of the likeliest class",
+    ),
+    "overconfidence": Metric(
+        short="overconfidence", name="Confidence minus accuracy", phrase="confidence minus accuracy", ideal=0.0,
+        percent=True, meaning="mean confidence less accuracy: above 0 it is too sure, below 0 not sure enough",
     ),
     "uncertainty": Metric(
         short="uncertainty", name="Uncertainty", phrase="mean uncertainty",

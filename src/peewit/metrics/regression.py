@@ -120,6 +120,20 @@ def covered_share(positions: Positions, drawn: Resampling, level: float) -> Metr
     return replace(positions, values={"inside": inside}).draw(("inside",), drawn)["inside"]
 
 
+def constant_squares(positions: Positions) -> Tensor:
+    """(P,): squared distances of targets from the mean target of their output, the best constant there is."""
+    output, target = positions["output"].long(), positions["target"]
+    sums, counts = torch.bincount(output, target), torch.bincount(output)
+    return (target - (sums / counts.clamp(min=1))[output]).square()
+
+
+def explained_share(positions: Positions, drawn: Resampling) -> MetricDraws:
+    """R^2: one less the mean squared error over that of the best constant; NaN where targets are all the same."""
+    values = {"squared": positions["squared"], "constant": constant_squares(positions)}
+    error, constant = replace(positions, values=values).means(("squared", "constant"), drawn).T
+    return MetricDraws.of(torch.where(constant > 0, 1 - error / constant, math.nan))
+
+
 def pit_shares(pit: Tensor, bins: int = PIT_BINS) -> tuple[float, ...]:
     """The share of the transforms (P,) in each of some bins of equal width; all alike where the prediction is right."""
     bin_numbers = (pit * bins).long().clamp(0, bins - 1)

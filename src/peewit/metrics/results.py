@@ -97,8 +97,9 @@ class Shift:
 
     Attributes:
         strengths: Strengths (K,), rising; strength 0, the clean inputs, comes first.
-        metrics: For each metric, K estimates. Classes have "accuracy", "nll", "confidence" and "uncertainty" (mean
-            entropy); numbers have "rmse", "nll" and "uncertainty" (mean standard deviation).
+        metrics: For each metric, K estimates. Classes have "accuracy", "nll", "confidence", "overconfidence" (mean
+            confidence less accuracy) and "uncertainty" (mean entropy); numbers have "rmse", "nll" and "uncertainty"
+            (mean standard deviation).
 
     Example:
         >>> shift = report.methods[0].shifts["moved"]
@@ -118,7 +119,7 @@ class MethodScores:
         name: Name of the method, such as "Laplace".
         description: One plain sentence about the method.
         metrics: For each metric, its value and interval. Classes have "accuracy", "nll", "brier", "ece",
-            "ece_adaptive", "ece_classwise", "mce" and "aurc"; numbers have "rmse", "nll", "crps", "coverage50",
+            "ece_adaptive", "ece_classwise", "mce" and "aurc"; numbers have "rmse", "r2", "nll", "crps", "coverage50",
             "coverage90", "coverage95", "sharpness", "pit_deviation" and "aurc". Metrics that the likelihood does not
             allow are missing.
         reliability: Accuracy per confidence bin; None where the method predicts numbers.
@@ -157,8 +158,28 @@ class MethodScores:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Feature:
+    """The value of one column of a table.
+
+    Attributes:
+        name: Name of the column.
+        value: Value of the input, with six digits.
+        deviations: How far the value is from the mean of the test data, in standard deviations of the column.
+
+    Example:
+        >>> feature = report.surest[0].features[0]
+        >>> feature.name, abs(feature.deviations) < 5
+        ('column 0', True)
+    """
+
+    name: str
+    value: float
+    deviations: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Specimen:
-    """One test input with its prediction.
+    """One test input, or one unknown input, with its prediction.
 
     Attributes:
         index: Place of the input in the test data, from 0.
@@ -167,6 +188,8 @@ class Specimen:
         confidence: Probability of the predicted class; NaN in regression.
         uncertainty: Entropy in nats, or the standard deviation in regression.
         image: Pixels (rows, columns, channels) from 0 to 1, at most 64 by 64; None where the input is not an image.
+        features: Values of an input that is a row of a table, in the order of its columns; of more than 30 columns,
+            those 30 that are furthest from their means. Empty for all other inputs.
 
     Example:
         >>> specimen = report.surest[0]
@@ -180,6 +203,7 @@ class Specimen:
     confidence: float
     uncertainty: float
     image: tuple[tuple[tuple[float, ...], ...], ...] | None
+    features: tuple[Feature, ...] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +221,10 @@ class Results:
     settings: dict[str, Any]
     versions: dict[str, str]
     notes: tuple[str, ...]
+    sure_wrong: tuple[Specimen, ...] = field(default_factory=tuple)  # wrong, and the first method was sure
+    unknown_surest: dict[str, tuple[Specimen, ...]] = field(default_factory=dict)  # of each set of unknown inputs
+    constant: dict[str, Estimate] = field(default_factory=dict)  # what the best constant prediction would reach
+    code: str = field(default_factory=str)  # Python that makes the report again
 
     def __getitem__(self, name: str) -> MethodScores:
         """The scores of a method by its name."""

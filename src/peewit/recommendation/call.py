@@ -18,6 +18,7 @@ from ..laplace import Laplace
 from ..likelihoods import Likelihood, LikelihoodName
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import resolve_name
+from ..messages.python_code import write_value
 from ..network.batches import Batches
 from ..network.isolation import entry_point
 from ..network.modules import device_of, unwrap
@@ -194,7 +195,7 @@ def finish(task: RecipeTask, attempts: list[Attempt], choice: Choice) -> Recomme
         best=choice.best.row.name,
         table=tuple[TriedRecipe, ...](rows),
         reasons=(*problems_of(task, la), *reasons),
-        code=chosen.recipe.code(recipes.write_value(task.likelihood)),
+        code=chosen.recipe.code(write_value(task.likelihood)),
         known=known_name(task),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..evaluation.subject import Baseline
+from ..messages.python_code import keywords
 
 VALIDATED = ("validation", "grid")  # methods of tuning that look at validation data
 TRAINED = ("training",)  # and at training data; the evidence does so at the linear mode alone
@@ -54,18 +55,6 @@ class Recipe:
             first = [] if method in IMPLIED else [repr(method).replace("'", '"')]
             lines.append(f"la = la.tune({', '.join([*first, *keywords(options), *data])})")
         return "\n".join([*lines, f"prediction = la.predict({', '.join(['x', *keywords(self.predict)])})"])
-
-
-def keywords(options: Mapping[str, Any]) -> list[str]:
-    """Options as they are typed."""
-    return [f"{name}={write_value(value)}" for name, value in options.items()]
-
-
-def write_value(value: Any) -> str:
-    """A value as it is typed: texts in double quotes, values of the library's own with its name before theirs."""
-    if isinstance(value, str):
-        return f'"{value}"'
-    return f"pw.{value!r}" if type(value).__module__.partition(".")[0] == __name__.partition(".")[0] else repr(value)
 
 
 RECIPES: tuple[Recipe, ...] = (

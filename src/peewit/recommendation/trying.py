@@ -214,10 +214,11 @@ def score(task: RecipeTask, attempt: Attempt) -> Attempt:
     assert attempt.method is not None
     methods, device = [attempt.method], task.plain.device
     batches = Batches(task.known.batches, device, "known")
-    (numbers,) = gathering.gather(batches, methods, {}, QUIET, Gallery(limits=InputRange(0.0, 1.0)), 1.0)
+    gallery = Gallery(limits=InputRange(0.0, 1.0))
+    (numbers,) = gathering.gather(batches, methods, {}, QUIET, gallery, 1.0)
     numbers.batches = [replace(batch, probs=None, labels=None) for batch in numbers.batches]
     unknown = {
-        name: gathering.gather_scores(data, device, methods, QUIET, f"ood: {name!r}")[0]
+        name: gathering.gather_scores(data, device, methods, QUIET, gallery, name)[0]
         for name, data in task.unknown.items()
     }
     attempt = replace(attempt, numbers=numbers, unknown=unknown)
@@ -255,7 +256,7 @@ def nll(attempt: Attempt) -> float:
 def time_plain_pass(task: RecipeTask, clock: Clock, batches_timed: int) -> float:
     """Seconds of a pass of the plain network over the training data, from its first batches."""
     batches = Batches(task.train, task.plain.device, "train")
-    plain, began, timed = task.plain.plain(), clock(), 0
+    plain, began, timed = task.plain.network(), clock(), 0
     for inputs, _ in batches:
         plain.outputs(inputs)
         timed += 1
