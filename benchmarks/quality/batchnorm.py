@@ -1,7 +1,8 @@
 """The linear mode with BatchNorm: `python -m benchmarks.quality.batchnorm --data DIR`; without --data it prints.
 
 Perceptrons as those of the benchmark's tables, with BatchNorm after each hidden layer. The ways are those of
-docs/evidence.md: where the evidence is taken, with which groups and with which mean.
+docs/evidence.md: where the evidence is taken, with which groups and with which mean. The numbers are in
+`batchnorm.json`; a case that is there with all ways is not measured again.
 """
 
 from __future__ import annotations
@@ -11,39 +12,48 @@ import copy
 import json
 import statistics
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import peewit as pw
+from benchmarks.quality.cases import Examples, Likelihood, Parts
 from benchmarks.quality.cells import change, number
-from benchmarks.quality.store import rounded
+from benchmarks.quality.store import natural, rounded
 from benchmarks.quality.tables import Table as Rows
 from benchmarks.quality.tables import parts_of, shipped, uci, uci_classes
-from benchmarks.quality.training import EVERY, Recipe
+from benchmarks.quality.training import EVERY, Recipe, losses
+from benchmarks.quality.ways import noise_of, outputs
 from benchmarks.tables import Row, Table, markdown
 
 RESULTS = Path(__file__).with_name("batchnorm.json")
 SPLITS = 2
-BASE = "evidence"
-CLASSES: Mapping[str, Callable[[Path | None], Rows]] = {
-    "digits": shipped("digits"),
-    "breast cancer": shipped("breast_cancer"),
-    "wine": shipped("wine"),
-    **{name: uci_classes(name) for name in ("glass", "ionosphere", "vehicle", "waveform", "australian")},
+PLAIN, BASE, RECIPE = "plain", "evidence", "recipe"
+ONE, G_PRIOR = "linear mode", "linear mode, g-prior"
+SETS, TENSORS = "linear mode, one per normalised set", "linear mode, one per tensor"
+OWN_MEAN = ", its own mean"
+WAYS = (PLAIN, BASE, ONE, G_PRIOR, SETS, TENSORS, ONE + OWN_MEAN, SETS + OWN_MEAN, RECIPE)
+Read = Callable[[Path | None], Rows]
+TABLES: Mapping[Likelihood, Mapping[str, Read]] = {
+    "classification": {
+        **{name.replace("_", " "): shipped(name) for name in ("digits", "breast_cancer", "wine")},
+        **{name: uci_classes(name) for name in ("glass", "ionosphere", "vehicle", "waveform", "australian")},
+    },
+    "regression": {
+        "diabetes": shipped("diabetes"),
+        **{name: uci(name) for name in ("boston", "concrete", "energy", "yacht")},
+        "red wine": uci("wine"),
+    },
 }
-NUMBERS: Mapping[str, Callable[[Path | None], Rows]] = {
-    "diabetes": shipped("diabetes"),
-    **{name: uci(name) for name in ("boston", "concrete", "energy", "yacht", "wine")},
-}
-Networks = dict[str, nn.Module]
+Record = dict[str, Any]
 
 
-def network(inputs: int, outputs: int, recipe: Recipe) -> nn.Sequential:
+def perceptron(inputs: int, outputs: int, recipe: Recipe) -> nn.Sequential:
     """Linear layers with BatchNorm and ReLU between them."""
     layers: list[nn.Module] = []
     for width in recipe.hidden:
@@ -52,91 +62,112 @@ def network(inputs: int, outputs: int, recipe: Recipe) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
 
-def trained(parts: Any, outputs: int, loss: Callable[[Tensor, Tensor], Tensor], seed: int) -> Networks:
-    """By Adam: where the stopping data are fitted best, and after all steps."""
-    recipe = Recipe()
+def train(parts: Parts, likelihood: Likelihood, classes: int, recipe: Recipe, seed: int) -> dict[str, nn.Module]:
+    """Train by Adam: the network where the stopping data are fitted best, and the one after all steps."""
     torch.manual_seed(seed)
     x, y = parts.train
-    model = network(x.shape[1], outputs, recipe)
+    model = perceptron(x.shape[1], classes, recipe)
     optimizer = torch.optim.Adam(model.parameters(), lr=recipe.rate)
     best, kept = float("inf"), copy.deepcopy(model)
     for step in range(recipe.steps):
         if step % EVERY == 0 and step > 0:
-            model.eval()
-            with torch.no_grad():
-                value = float(loss(model(parts.stop[0]), parts.stop[1]))
+            value = stopping_loss(model, parts.stop, likelihood)
             if value < best:
                 best, kept = value, copy.deepcopy(model)
             model.train()
         rows = torch.randint(len(x), (min(recipe.batch, len(x)),))
         optimizer.zero_grad()
-        torch.autograd.backward([loss(model(x[rows]), y[rows])])
+        torch.autograd.backward([losses(model(x[rows])[None], y[rows][None], likelihood).mean()])
         optimizer.step()
     return {"early": kept.eval(), "fixed": model.eval()}
 
 
-def measure(model: nn.Module, parts: Any, likelihood: Any) -> dict[str, float]:
-    """The NLL of test data by way."""
-    train, test = parts.train, parts.test
-    with torch.no_grad():
-        residual = (model(train[0]) - train[1]).square().mean().sqrt() if likelihood == "regression" else None
-        if residual is None:
-            plain = float(F.cross_entropy(model(test[0]), test[1]))
-        else:
-            density = torch.distributions.Normal(model(test[0]), residual.clamp(min=1e-6))
-            plain = -float(density.log_prob(test[1]).mean())
-    la = pw.fit(model, train, likelihood)
-    tensors = pw.fit(model, train, likelihood, prior=pw.Prior.scale_invariant(model, train))
-    sets = pw.fit(model, train, likelihood, prior=pw.Prior.scale_invariant(model, train, merge=True))
-    at_mode = la.tune(at="linear_mode", train=train)
-    made = {
+def stopping_loss(model: nn.Module, stop: Examples, likelihood: Likelihood) -> float:
+    """The mean loss of the network as it predicts."""
+    return float(losses(outputs(model.eval(), stop[0])[None], stop[1][None], likelihood).mean())
+
+
+def plain_nll(model: nn.Module, parts: Parts, likelihood: Likelihood) -> float:
+    """Of the test data by the network itself; for numbers with the noise of its training residuals."""
+    answers = outputs(model, parts.test[0])
+    if likelihood == "classification":
+        return float(F.cross_entropy(answers, parts.test[1]))
+    density = torch.distributions.Normal(answers, noise_of(model, parts.train))
+    return -float(density.log_prob(parts.test[1]).mean())
+
+
+def measure(model: nn.Module, parts: Parts, likelihood: Likelihood) -> Record:
+    """The NLL of the test data by way, and the ways whose tuning switched groups off."""
+    data, test = parts.train, parts.test
+    la = pw.fit(model, data, likelihood)
+
+    def at_mode(prior: pw.Prior) -> pw.Laplace:
+        return la.with_prior(prior).tune(at="linear_mode", train=data)
+
+    posteriors = {
         BASE: la.tune(),
-        "linear mode": at_mode,
-        "linear mode, one per normalised set": sets.tune(at="linear_mode", train=train),
-        "linear mode, one per tensor": tensors.tune(at="linear_mode", train=train),
-        "recipe": la.tune(train=train),
+        ONE: la.tune(at="linear_mode", train=data),
+        G_PRIOR: at_mode(pw.Prior.g_prior(1.0)),
+        SETS: at_mode(pw.Prior.scale_invariant(model, data, merge=True)),
+        TENSORS: at_mode(pw.Prior.scale_invariant(model, data)),
+        RECIPE: la.tune(train=data),
     }
-    scores = {"plain": plain, **{name: pw.validation_nll(each, test) for name, each in made.items()}}
-    scores["linear mode, its own mean"] = pw.validation_nll(at_mode, test, at="linear_mode")
-    return scores
+    nll = {PLAIN: plain_nll(model, parts, likelihood)}
+    nll |= {way: pw.validation_nll(posterior, test) for way, posterior in posteriors.items()}
+    nll |= {way + OWN_MEAN: pw.validation_nll(posteriors[way], test, at="linear_mode") for way in (ONE, SETS)}
+    off = [way for way, posterior in posteriors.items() if switched_off(posterior)]
+    return {"likelihood": likelihood, "nll": {way: nll[way] for way in WAYS}, "switched off": off}
 
 
-def run(data: Path) -> None:
-    """What is not in the file yet."""
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    for split in range(SPLITS):
-        for likelihood, tables in (("classification", CLASSES), ("regression", NUMBERS)):
-            classes = likelihood == "classification"
-            loss = F.cross_entropy if classes else F.mse_loss
-            for name, read in tables.items():
-                task = "red wine" if name == "wine" and not classes else name
-                if f"{task}/fixed/{split}" in found:
+def switched_off(posterior: pw.Laplace) -> bool:
+    """Whether tuning switched groups off."""
+    assert posterior.trace is not None
+    return any("switched off" in text for text in posterior.trace.warnings)
+
+
+def split_of(table: Rows, likelihood: Likelihood, split: int) -> tuple[Parts, int]:
+    """The data of one split, and how many outputs a network for them has."""
+    inputs, targets, tested = table
+    classes = likelihood == "classification"
+    if classes:
+        targets = np.unique(targets, return_inverse=True)[1]
+    parts = parts_of(inputs, targets, tested, split, "whole", classes)
+    assert parts is not None
+    return parts, int(targets.max()) + 1 if classes else 1
+
+
+def cases(data: Path, splits: int, done: Mapping[str, Record]) -> Iterator[tuple[str, Record]]:
+    """Train and measure what is not done, split by split."""
+    for split in range(splits):
+        for likelihood, tables in TABLES.items():
+            for task, read in tables.items():
+                if all(is_done(done, f"{task}/{training}/{split}") for training in ("early", "fixed")):
                     continue
-                inputs, targets, tested = read(data)
-                if classes:
-                    _, targets = torch.unique(torch.as_tensor(targets), return_inverse=True)
-                    targets = targets.numpy()
-                parts = parts_of(inputs, targets, tested, split, "whole", classes)
-                assert parts is not None
-                outputs = int(targets.max()) + 1 if classes else 1
-                for training, model in trained(parts, outputs, loss, split).items():
-                    scores = measure(model, parts, likelihood)
-                    found[f"{task}/{training}/{split}"] = {"likelihood": likelihood, "nll": rounded(scores)}
-                    print(task, training, split, rounded(scores), flush=True)
-                RESULTS.write_text(lines(found), encoding="utf-8")
+                parts, classes = split_of(read(data), likelihood, split)
+                for training, model in train(parts, likelihood, classes, Recipe(), split).items():
+                    yield f"{task}/{training}/{split}", measure(model, parts, likelihood)
 
 
-def lines(found: Mapping[str, Any]) -> str:
+def is_done(done: Mapping[str, Record], key: str) -> bool:
+    """Whether a case was measured with all ways."""
+    return key in done and set(WAYS) <= set(done[key]["nll"])
+
+
+def read_results(path: Path) -> dict[str, Record]:
+    """What was measured so far."""
+    results: dict[str, Record] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return results
+
+
+def lines(results: Mapping[str, Record]) -> str:
     """A case to a line."""
-    return "{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(found[key])}" for key in sorted(found)) + "\n}\n"
+    rows = ",\n".join(f" {json.dumps(key)}: {json.dumps(results[key])}" for key in sorted(results, key=natural))
+    return f"{{\n{rows}\n}}\n"
 
 
-def table(found: Mapping[str, Any]) -> Table:
+def table(results: Mapping[str, Record]) -> Table:
     """A row per way: tasks and runs with a lower NLL than the evidence at the trained weights has."""
-    ways = list(next(iter(found.values()))["nll"])
-    counts = [len(tasks(found, likelihood)) for likelihood in ("classification", "regression")]
+    counts = [len(by_task(results, likelihood)) for likelihood in TABLES]
     columns = (
         "way",
         f"{counts[0]} tasks of classes: below",
@@ -146,40 +177,52 @@ def table(found: Mapping[str, Any]) -> Table:
         "runs below",
         "largest harm in a run",
     )
-    return Table("With BatchNorm", columns, tuple(row(found, way) for way in ways))
+    return Table("With BatchNorm", columns, tuple(row(results, way) for way in WAYS))
 
 
-def tasks(found: Mapping[str, Any], likelihood: str) -> dict[str, list[Mapping[str, float]]]:
+def by_task(results: Mapping[str, Record], likelihood: str) -> dict[str, list[Mapping[str, float]]]:
     """The NLLs of the runs of each task."""
-    by_task: dict[str, list[Mapping[str, float]]] = {}
-    for key, record in found.items():
+    tasks: dict[str, list[Mapping[str, float]]] = {}
+    for key, record in results.items():
         if record["likelihood"] == likelihood:
-            by_task.setdefault(key.split("/")[0], []).append(record["nll"])
-    return by_task
+            tasks.setdefault(key.split("/")[0], []).append(record["nll"])
+    return tasks
 
 
-def row(found: Mapping[str, Any], way: str) -> Row:
+def row(results: Mapping[str, Record], way: str) -> Row:
     """Of one way."""
     cells = [way]
     for likelihood, over in (("classification", statistics.fmean), ("regression", statistics.median)):
-        runs = list(tasks(found, likelihood).values())
-        gaps = [statistics.fmean(each[way] - each[BASE] for each in own) for own in runs]
-        means = [statistics.fmean(each[way] for each in own) for own in runs]
-        cells += ["" if way == BASE else str(sum(gap < 0 for gap in gaps)), number(over(means))]
-    gaps = [record["nll"][way] - record["nll"][BASE] for record in found.values()]
+        tasks = by_task(results, likelihood).values()
+        below = sum(statistics.fmean(run[way] - run[BASE] for run in runs) < 0 for runs in tasks)
+        mean = over([statistics.fmean(run[way] for run in runs) for runs in tasks]) if tasks else None
+        cells += ["" if way == BASE else str(below), number(mean)]
     if way == BASE:
         return (*cells, "", "")
+    gaps = [record["nll"][way] - record["nll"][BASE] for record in results.values()]
     return (*cells, f"{sum(gap < 0 for gap in gaps)} of {len(gaps)}", change(max(gaps)))
 
 
 def main() -> None:
-    """Measure, or print."""
+    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="the folder with data sets")
-    asked = parser.parse_args()
-    if asked.data is not None:
-        run(asked.data)
-    print("\n".join(markdown(table(json.loads(RESULTS.read_text(encoding="utf-8"))))))
+    parser.add_argument("--data", type=Path, help="the folder with data sets; without it nothing is measured")
+    parser.add_argument("--splits", type=int, default=SPLITS, help=f"of each table; {SPLITS} if not given")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the file with the numbers")
+    options = parser.parse_args()
+    results = read_results(options.out)
+    if options.data is not None:
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        for key, record in cases(options.data, options.splits, results):
+            results[key] = rounded(record)
+            options.out.write_text(lines(results), encoding="utf-8")
+            print(key, results[key]["nll"], flush=True)
+    print("\n".join(markdown(table(results))))
+    for way in WAYS:
+        off = sum(way in record["switched off"] for record in results.values())
+        if off:
+            print(f"{way}: groups switched off in {off} of {len(results)} runs")
 
 
 if __name__ == "__main__":

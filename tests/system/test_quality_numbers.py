@@ -1,0 +1,128 @@
+"""Numbers of the benchmark of quality in README.md and docs/ are those of its files."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from benchmarks.quality import batchnorm, goals, linear_mode, page
+from benchmarks.quality.board import PLAIN, RECIPE, TEMPERATURE, VALIDATED, Board, TaskInfo, auroc, figure
+from benchmarks.quality.cells import mean_of
+from benchmarks.quality.store import RESULTS
+from benchmarks.tables import Table, markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTROPY = auroc("entropy")
+
+
+@cache
+def board() -> Board:
+    return Board.read(RESULTS)
+
+
+@cache
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def flat(name: str) -> str:
+    """A page with single spaces, so that lines may break anywhere."""
+    return re.sub(r"\s+", " ", text_of(name))
+
+
+def task(name: str) -> TaskInfo:
+    return next(each for each in board().tasks if each.name == name)
+
+
+def value(name: str, way: str, figure_name: str) -> float:
+    """The mean of a figure over the splits; "auroc" is by entropy."""
+    read = ENTROPY if figure_name == "auroc" else figure(figure_name)
+    mean = mean_of(board(), task(name), way, read, None if figure_name == "auroc" else "whole")
+    assert mean is not None
+    return mean
+
+
+def short(number: float, digits: int = 3) -> str:
+    """As the pages write it: .277."""
+    return f"{number:.{digits}f}".replace("0.", ".", 1) if abs(number) < 1 else f"{number:.{digits}f}"
+
+
+def rows_of(table: Table) -> list[str]:
+    return [line for line in markdown(table) if line.startswith("| ")]
+
+
+def test_the_page_is_what_the_files_say() -> None:
+    written = [line for line in text_of("docs/quality.md").splitlines() if not line.startswith("![")]
+    expected = page.page(board()).splitlines()
+    assert [line for line in written if line] == [line for line in expected if line]
+
+
+@pytest.mark.parametrize("network", ["resnet20", "resnet56"])
+def test_the_table_of_the_readme(network: str) -> None:
+    name, title = f"cifar10 {network}", f"ResNet-{network.removeprefix('resnet')}"
+    for way, label in ((PLAIN, title), (RECIPE, f"{title} with `.tune(train=...)`")):
+        cells = [short(value(name, way, each)) for each in ("nll", "ece", "auroc")]
+        row = " | ".join(cells if way == PLAIN else [f"**{cell}**" for cell in cells])
+        assert f"| {label} | {row} |" in text_of("README.md")
+        lost = value(name, PLAIN, "accuracy") - value(name, RECIPE, "accuracy")
+        assert lost <= 0.0025 and "Accuracy falls by at most .2 percentage points" in flat("README.md")
+
+
+def test_sentences_of_the_readme() -> None:
+    numbers = [short(value("cifar10 resnet56", TEMPERATURE, each)) for each in ("nll", "ece", "auroc")]
+    assert f"takes ResNet-56 to {numbers[0]}, {numbers[1]} and {numbers[2]}" in flat("README.md")
+    assert "its mean NLL is lower than that of temperature scaling and of the plain network" in flat("README.md")
+    assert goals.nll_on_the_mean(board(), board().tasks).met
+    assert "it notices unknown inputs better on most tasks" in flat("README.md")
+    gaps = goals.detection(board(), board().tasks, VALIDATED, (PLAIN, TEMPERATURE))
+    assert sum(gap.holds for gap in gaps) > 0.6 * len(gaps)
+
+
+def test_tables_of_the_page_on_evidence() -> None:
+    for table in (linear_mode.table(board()), batchnorm.table(batchnorm.read_results(batchnorm.RESULTS))):
+        for row in rows_of(table):
+            assert row in text_of("docs/evidence.md")
+    off, runs = linear_mode.switched_off(board(), "linear mode, layerwise")
+    assert flat("docs/evidence.md").count(f"in {off} of {runs} runs") == 2
+
+
+def test_the_example_of_the_page_on_limits() -> None:
+    ways = (PLAIN, "evidence", RECIPE, VALIDATED)
+    plain, evidence, recipe, validated = (short(value("cifar10 resnet20", way, "nll"), 2) for way in ways)
+    assert f"The NLL of the network is {plain}, by the evidence it is {evidence}" in flat("docs/limits.md")
+    assert f"by `tune(train=...)` {recipe} and by `tune(validation=...)` {validated}" in flat("docs/limits.md")
+    scores = [short(value("cifar10 resnet20", way, "auroc"), 2) for way in ways]
+    assert f"(an AUROC of {scores[0]}, {scores[1]}, {scores[2]} and {scores[3]})" in flat("docs/limits.md")
+
+
+def test_the_recipe_is_nowhere_far_above_the_network() -> None:
+    assert max(gap.difference.mean for gap in goals.against_plain(board(), board().tasks)) <= 0.005
+    assert "the recipe was nowhere more than .005 nats above the network" in flat("docs/limits.md")
+    assert "nowhere on the benchmark more than .005 nats above the network" in flat("docs/evidence.md")
+
+
+def test_intervals_of_the_page_on_limits() -> None:
+    numbers = [each for each in board().tasks if not each.classes]
+    held = {way: statistics.fmean(value(each.name, way, "coverage") for each in numbers) for way in (PLAIN, RECIPE)}
+    validated = statistics.fmean(value(each.name, VALIDATED, "coverage") for each in numbers)
+    said = flat("docs/limits.md")
+    assert f"its 90 % intervals held {100 * held[RECIPE]:.0f} % of the test targets on the mean" in said
+    assert f"residuals held {100 * held[PLAIN]:.0f} % on the mean" in said
+    assert f"tuned on validation data {100 * validated:.0f} %" in said
+    shares = [f"{100 * value(name, RECIPE, 'coverage'):.1f}".removesuffix(".0") for name in ("energy", "yacht")]
+    assert f"On energy and yacht they held {shares[0]} and {shares[1]} %" in said
+    ratios = [value(name, RECIPE, "width") / value(name, VALIDATED, "width") for name in ("energy", "yacht")]
+    assert [round(ratio) for ratio in ratios] == [3, 7] and "at three and seven times the width" in said
+    worse = [each.name for each in numbers if detected(each) < 0.5]
+    assert f"four of the benchmark's nine tables of numbers ({', '.join(worse)})" in said
+
+
+def detected(info: TaskInfo) -> float:
+    """The AUROC of the variance, tuned on validation data."""
+    mean = mean_of(board(), info, VALIDATED, auroc("variance"), None)
+    assert mean is not None
+    return mean
