@@ -19,7 +19,7 @@ from .curvature.products import Products
 from .curvature.stream import MeasurementTask, Source
 from .curvature.structures import StructureName
 from .laplace import Laplace
-from .likelihoods import Gaussian, Likelihood, LikelihoodName
+from .likelihoods import Gaussian, Likelihood, LikelihoodName, like_own_loss
 from .messages.arguments import check_generator
 from .messages.errors import NotFiniteError, PeewitError
 from .messages.names import resolve_name
@@ -153,6 +153,7 @@ def resolve(
         )
     if isinstance(family, Gaussian) and isinstance(family.noise, str):
         family = gaussian_of_residuals(model, batches)
+    family = like_own_loss(model, family, batches.first)
 
     def variance() -> Tensor:
         if batches.one_shot:
@@ -312,6 +313,7 @@ def products(
     if batches.one_shot:
         raise PeewitError("Products pass over the data every time; a one-shot iterator was given.")
     limit = budget(memory, device_of(model))
+    family: Likelihood = resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
 
     def variance() -> Tensor:
         raise PeewitError("Subnetwork.largest_variance needs a fit; use its mask here.")
@@ -320,7 +322,7 @@ def products(
         model,
         select(model, weights, lambda: batches.first()[0], limit, variance),
         batches,
-        resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood),
+        like_own_loss(model, family, batches.first),
         kind,
         seed_of(generator, 62),
         memory,

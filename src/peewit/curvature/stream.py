@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..likelihoods import Form, Likelihood, warn_of_probabilities
+from ..likelihoods import Form, Likelihood, warn_of_copied_labels, warn_of_probabilities
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.finite import Watch
@@ -113,6 +113,7 @@ class Source:
         if not self._looked:
             self._looked = True  # once: the answer is waited for
             warn_of_probabilities(task.likelihood, labels.form.flatten(output.detach()), tape.output.grad_fn)
+            warn_of_copied_labels(task.likelihood, piece.inputs, labels)
         view = OutputView(
             likelihood=labels.likelihood,
             f=labels.flat(output),

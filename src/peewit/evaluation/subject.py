@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import likelihoods
 from ..laplace import Laplace
-from ..likelihoods import Form, Likelihood, WithNoise
+from ..likelihoods import Form, Likelihood, WithNoise, like_own_loss
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import check_name, resolve_name
 from ..network.batches import Batches
@@ -100,8 +100,9 @@ class Subject:
         with isolated(self.model, []), torch.no_grad():
             f = call(self.model, first)
             restore_buffers(self.model)
-        form = self.likelihood.form(f, targets.to(f.device))
-        return replace(self, form=form, likelihood=self.likelihood.bind(form))
+        likelihood = like_own_loss(self.model, self.likelihood, lambda: (first, targets.to(f.device)))
+        form = likelihood.form(f, targets.to(f.device))
+        return replace(self, form=form, likelihood=likelihood.bind(form))
 
     def network(self) -> Networks:
         """The network as it is, with the noise of the likelihood."""

@@ -10,6 +10,7 @@ from .form import ALL, Form
 from .gaussian import RESIDUALS, Gaussian
 from .heteroscedastic import HeteroscedasticGaussian
 from .labelled import Labelled
+from .own_loss import like_own_loss, warn_of_copied_labels
 from .poisson import Poisson
 from .probabilities import warn_of_probabilities
 
@@ -38,6 +39,8 @@ __all__ = [
     "Poisson",
     "WithNatural",
     "WithNoise",
+    "like_own_loss",
     "score",
+    "warn_of_copied_labels",
     "warn_of_probabilities",
 ]

@@ -22,7 +22,7 @@ def fitting_axes(shape: tuple[int, ...], y: Tensor) -> list[int]:
 
 
 @spelled_class
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Categorical(Likelihood):
     """Classes, one of which is right: the outputs are logits of a softmax.
 
@@ -37,6 +37,8 @@ class Categorical(Likelihood):
             it is the last one of outputs with two or three axes, with a warning, and axis 1 of outputs with more.
         weight: One number per class, (C,), that multiplies the energy of its labels.
         label_smoothing: The share of each label that is spread evenly over all classes, from 0 to below 1.
+        shift: Whether outputs at position t predict the label at t + 1, as in causal language models whose labels are
+            their inputs. None: `pw.fit` does what the network's own loss does, where the network computes one.
 
     Raises:
         PeewitError: `weight` or `label_smoothing` is out of range; by `pw.fit`, where labels do not fit the outputs.
@@ -53,6 +55,7 @@ class Categorical(Likelihood):
     axis: int | None = None
     weight: Tensor | None = None
     label_smoothing: float = 0.0
+    shift: bool | None = None
 
     def __post_init__(self) -> None:
         if self.weight is not None:
@@ -93,6 +96,11 @@ class Categorical(Likelihood):
             raise PeewitError(
                 f"classification: the network has one output, {shape}, whose softmax is always 1; expected one output "
                 "per class. A network with one logit needs a binary likelihood."
+            )
+        if self.shift and (y.dim() != 2 or len(shape) != 3 or y.is_floating_point()):
+            raise PeewitError(
+                f"Categorical(shift=True): outputs have shape {shape} and labels {tuple(y.shape)}; expected outputs "
+                "(N, T, C) and class numbers (N, T), of tokens in their order."
             )
         form = self._soft_form(shape, y) if y.is_floating_point() else self._hard_form(shape, y, like)
         if self.weight is not None and self.weight.numel() != form.outputs:
@@ -146,7 +154,9 @@ class Categorical(Likelihood):
             return form.flatten(y)
         if y.is_complex() or y.dtype == torch.bool:
             raise ArgumentTypeError(f"classification: labels have dtype {y.dtype}; expected integers (class numbers).")
-        return y.reshape(y.shape[0], -1).long()
+        y = y.reshape(y.shape[0], -1).long()
+        # The last position has no label: its token would be the next one.
+        return torch.nn.functional.pad(y[:, 1:], (0, 1), value=self.ignore_index) if self.shift else y
 
     def _wrong(self, y: Tensor, form: Form) -> Tensor:
         if y.is_floating_point():

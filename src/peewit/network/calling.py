@@ -32,7 +32,11 @@ def run(network: Callable[..., Any], inputs: Inputs) -> Any:
 
 def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:
     """Call a network, and find its output: the tensor it returns, or the `logits` in it."""
-    result = run(network, inputs)
+    return output_in(run(network, inputs))
+
+
+def output_in(result: Any) -> Tensor:
+    """The output in what a network returned."""
     if isinstance(result, Tensor):
         return result
     output = result.get("logits") if isinstance(result, Mapping) else getattr(result, "logits", None)

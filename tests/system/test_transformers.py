@@ -1,0 +1,155 @@
+"""Networks of transformers and peft, unwrapped, in batches as collators make them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import peewit as pw
+import reference_dense as dense
+import texts
+from fitting import names_of, weights_of
+from tables import relative
+from texts import transformers
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class Logits(nn.Module):
+    """The logits alone, as the reference has them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        """(N, ...)."""
+        logits: Tensor = self.model(**inputs).logits
+        return logits
+
+
+def examples(**more: list[Any]) -> list[dict[str, Any]]:
+    """Tokenised sentences with what else belongs to each."""
+    encoded = texts.tokenizer()(texts.SENTENCES)
+    return [
+        {"input_ids": ids, "attention_mask": mask, **{name: values[number] for name, values in more.items()}}
+        for number, (ids, mask) in enumerate(zip(encoded["input_ids"], encoded["attention_mask"], strict=True))
+    ]
+
+
+def loader(rows: list[dict[str, Any]], collator: Any, size: int = 4) -> torch.utils.data.DataLoader[Any]:
+    """Batches of a collator, in the order of the sentences."""
+    return torch.utils.data.DataLoader(rows, batch_size=size, collate_fn=collator)  # type: ignore[arg-type]
+
+
+def next_labels(labels: Tensor) -> Tensor:
+    """The label of the next position, by a loop."""
+    result = torch.full_like(labels, -100)
+    for n in range(labels.shape[0]):
+        for t in range(labels.shape[1] - 1):
+            result[n, t] = labels[n, t + 1]
+    return result
+
+
+def assert_dense(model: nn.Module, batches: list[Any], y: list[Tensor], likelihood: str = "classification") -> None:
+    """A full posterior has the precision of dense loops over every batch."""
+    model = copy.deepcopy(model).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        la = pw.fit(model, batches, likelihood, structure="full", curvature="ggn", prior=2.0)
+    plain = Logits(model)
+    names = [f"model.{name}" for name in names_of(model)]
+    expected = 2.0 * torch.eye(la.D, dtype=torch.float64)
+    energy = torch.zeros((), dtype=torch.float64)
+    for batch, labels in zip(batches, y, strict=True):
+        x = {name: value for name, value in batch.items() if name != "labels"}
+        expected += dense.ggn(plain, x, labels, likelihood, names)
+        energy += dense.energy(plain, x, labels, likelihood)
+    v = torch.randn(3, la.D, dtype=torch.float64)
+    assert relative(la.precision.mv(v), v @ expected) < 1e-7
+    assert la.state.totals.energy == pytest.approx(float(energy), rel=1e-9)
+    assert len(weights_of(model)) == la.D
+
+
+def test_sentences() -> None:
+    """BERT, batches with padding."""
+    collator = transformers.DataCollatorWithPadding(texts.tokenizer())
+    batches = list(loader(examples(labels=texts.LABELS), collator))
+    model = texts.network("BertForSequenceClassification", "BertConfig", num_labels=2)
+    assert len({batch["input_ids"].shape for batch in batches}) == 2
+    assert_dense(model, batches, [batch["labels"] for batch in batches])
+
+
+def test_tokens() -> None:
+    """BERT that tags tokens, whose padding has the label -100: nothing is shifted."""
+    tags = [[index % 3 for index in row["input_ids"]] for row in examples()]
+    collator = transformers.DataCollatorForTokenClassification(texts.tokenizer())
+    batches = list(loader(examples(labels=tags), collator))
+    model = texts.network("BertForTokenClassification", "BertConfig", num_labels=3)
+    assert_dense(model, batches, [batch["labels"] for batch in batches])
+
+
+def test_causal_language_model() -> None:
+    """GPT-2: labels are the inputs, shifted; its Conv1D has the linear rule."""
+    collator = transformers.DataCollatorForLanguageModeling(texts.tokenizer(), mlm=False)
+    batches = list(loader(examples()[:6], collator, 3))
+    model = texts.network("GPT2LMHeadModel", "GPT2Config", n_embd=4, n_inner=6)
+    assert_dense(model, batches, [next_labels(batch["labels"]) for batch in batches])
+    la = pw.fit(model, batches, "classification")
+    assert la.likelihood == pw.Categorical(shift=True)
+    rules = {row.name: (row.rule, row.approximation) for row in la.coverage()}
+    convolutions = [name for name in rules if name.rpartition(".")[0].endswith(("c_attn", "c_proj", "c_fc"))]
+    assert len(convolutions) == 8
+    assert {rules[name] for name in convolutions} == {("linear", "Kronecker (expand)")}
+
+
+class Turned(nn.Module):
+    """A linear layer in place of GPT-2's Conv1D."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(*layer.weight.shape)
+        self.linear.load_state_dict({"weight": layer.weight.T, "bias": layer.bias})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., O)."""
+        result: Tensor = self.linear(x)
+        return result
+
+
+@pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "block"])
+def test_conv1d_is_a_linear_layer(structure: str) -> None:
+    """The same evidence as with `nn.Linear`, whatever the structure."""
+    collator = transformers.DataCollatorForLanguageModeling(texts.tokenizer(), mlm=False)
+    batches = list(loader(examples(), collator))
+    model = texts.network("GPT2LMHeadModel", "GPT2Config").double()
+    turned = copy.deepcopy(model)
+    for block in turned.transformer.h:
+        for module, name in (
+            (block.attn, "c_attn"),
+            (block.attn, "c_proj"),
+            (block.mlp, "c_fc"),
+            (block.mlp, "c_proj"),
+        ):
+            setattr(module, name, Turned(getattr(module, name)))
+    options: dict[str, Any] = {"structure": structure, "curvature": "ggn"}
+    turned.double()
+    la = pw.fit(model, batches, "classification", **options)
+    expected = pw.fit(turned, batches, "classification", **options)
+    assert relative(la.log_evidence(), expected.log_evidence()) < 1e-9
+    x = {name: value for name, value in batches[0].items() if name != "labels"}
+    assert relative(la.predict(x).output_variance, expected.predict(x).output_variance) < 1e-8
+
+
+def test_masked_language_model() -> None:
+    """Labels stand where tokens were masked: nothing is shifted."""
+    collator = transformers.DataCollatorForLanguageModeling(texts.tokenizer(), mlm_probability=0.5, seed=1)
+    batches = list(loader(examples()[:4], collator))
+    assert any(bool((batch["labels"] >= 0).any()) for batch in batches)
+    model = texts.network("DistilBertForMaskedLM", "DistilBertConfig", dim=4, hidden_dim=6, n_layers=1, n_heads=2)
+    assert_dense(model, batches, [batch["labels"] for batch in batches])
