@@ -34,6 +34,7 @@ PAGES = {**OUTSIDE, **EXAMPLES, "examples": SCRIPTS}
 SOURCES = {page: source for source, page in PAGES.items()}
 
 FENCED = re.compile(r"(^ *```.*?^ *```[ ]*$)", re.M | re.S)
+ITEM = re.compile(r"(?:[-*]|\d+\.) +")
 LINK = re.compile(r"(?P<picture>!?)\[(?P<text>(?:`[^`]*`|\\.|[^\[\]\\])*)\]\((?P<target>[^)\s]+)\)")
 HOST = re.compile(r"^([a-z]+:|#)")
 # What is no prose: fenced and indented code, headings, tables; then code, links and tags within a line.
@@ -78,7 +79,9 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
     """Follow the links, and explain words where they first appear."""
     here = page.file.src_uri
-    markdown = with_links(markdown, here)
+    if here == "index.md":
+        page.meta["hide"] = ["navigation"]  # the tabs are enough
+    markdown = with_deep_lists(with_links(markdown, here))
     if here in WITHOUT_WORDS:
         return markdown
     return with_meanings(markdown, glossary_entries((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")), here)
@@ -125,6 +128,27 @@ def moved_link(match: re.Match[str], here: str) -> str:
     return f"{match['picture']}[{match['text']}]({target})"
 
 
+def with_deep_lists(markdown: str) -> str:
+    """What belongs to an item of a list, four spaces deep, and an empty line where a list would not begin without.
+
+    MkDocs wants both. Our files have two or three spaces, as git hosts read them.
+    """
+    lines: list[str] = []
+    depth, paragraphs = 0, False
+    for line in markdown.split("\n"):
+        item = ITEM.match(line)
+        if item:
+            if lines and lines[-1] and (not depth or paragraphs):
+                lines.append("")
+            depth, paragraphs = len(item[0]), False
+        elif line and not line.startswith(" "):
+            depth = 0
+        paragraphs |= not line
+        inside = depth and not item and line.startswith(" " * depth)
+        lines.append(" " * (4 - depth) + line if inside else line)
+    return "\n".join(lines)
+
+
 def glossary_entries(page: str) -> list[tuple[re.Pattern[str], str, str]]:
     """For each word of the glossary: what to look for, the anchor of its entry, and the meaning."""
     entries = []
@@ -133,7 +157,7 @@ def glossary_entries(page: str) -> list[tuple[re.Pattern[str], str, str]]:
         spelled = [spelling(name.strip()) for name in names if name.strip()]
         if spelled:
             anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-            entries.append((re.compile(rf"\b(?:{'|'.join(spelled)})\b"), anchor, meaning))
+            entries.append((re.compile(rf"(?<![\"\w])(?:{'|'.join(spelled)})\b"), anchor, meaning))
     return entries
 
 

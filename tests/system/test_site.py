@@ -78,10 +78,27 @@ def test_links_lead_to_pages(here: str, link: str, expected: str) -> None:
     assert site_hooks.with_links(link, here) == expected
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("a\n\n- b\n  c\n\n  d\n- e", "a\n\n- b\n    c\n\n    d\n\n- e"),  # a second paragraph
+        ("a\n\n1. b\n   ```\n   c\n     d\n   ```\n2. e", "a\n\n1. b\n    ```\n    c\n      d\n    ```\n2. e"),
+        ("a\n- b\n  - c\nd", "a\n\n- b\n    - c\nd"),
+        ("    a\n\n  b", "    a\n\n  b"),  # no list
+    ],
+)
+def test_lists_are_deep_enough(written: str, expected: str) -> None:
+    """Git hosts take two or three spaces for what belongs to an item, and MkDocs takes four."""
+    assert site_hooks.with_deep_lists(written) == expected
+
+
 def test_the_first_use_of_a_word_is_explained() -> None:
     """Not in headings, tables, code and links, and only once."""
     entries = site_hooks.glossary_entries("# Glossary\n\n## Last layer\n\nThe last one.\n\n## GGN\n\nA matrix.\n")
-    page = "# Last layer\n\n| GGN |\n\n`GGN` and [GGN](a.md):\nthe last layers, GGN, GGN.\n\n```python\nGGN\n```\n"
+    page = (
+        "# Last layer\n\n| GGN |\n\n`GGN`, 'GGN', [GGN](a):\nthe last layers, GGN, GGN.\n\n```python\nGGN\n```\n"
+    )
+    page = page.replace("'", '"')
     expected = page.replace(
         "the last layers, GGN, GGN",
         'the [last layers](glossary.md#last-layer "The last one."), [GGN](glossary.md#ggn "A matrix."), GGN',
