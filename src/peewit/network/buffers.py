@@ -10,6 +10,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from .kept import Attributes, copy_records, record_kept, restore_records
+from .modules import every_module
 
 _HELD: dict[int, list[Buffers]] = {}  # by network: its buffers while it is isolated
 
@@ -66,7 +67,7 @@ class Buffers:
 @contextmanager
 def held_buffers(model: nn.Module) -> Iterator[None]:
     """Note buffers and attributes as they are, and put them back afterwards."""
-    modules = list(model.modules())
+    modules = every_module(model)
     outer, records = _HELD.get(id(model)), copy_records(modules)
     buffers = [Buffers.of(module) for module in modules]
     failed = True

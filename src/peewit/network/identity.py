@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from .modules import parameters_and_buffers
+
 CHUNK = 1 << 22  # numbers at a time: sums are in float64
+WHOLE, SPREAD = 4096, 1024  # tensors of so many numbers are compared whole by every question, larger ones at so many
 
 
 def _sums(tensors: list[Tensor]) -> Tensor:
@@ -40,25 +43,75 @@ def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.detach().resolve_conj())
 
 
+Versions = tuple[tuple[int, int, torch.dtype], ...]  # of every tensor: its place in memory, writes to it, and its dtype
+
+
+def versions_of(tensors: list[Tensor]) -> Versions:
+    """What changes where tensors are replaced, or written to other than through `.data`."""
+    return tuple((tensor.data_ptr(), tensor._version, tensor.dtype) for tensor in tensors)
+
+
+def spread_view(tensor: Tensor) -> Tensor:
+    """Numbers of a tensor that lie evenly apart in memory, as a view (n,): later writes show in it."""
+    flat = tensor.detach()
+    number = flat.numel()
+    if flat.layout != torch.strided:
+        return flat
+    order = sorted(range(flat.dim()), key=flat.stride, reverse=True)
+    if not flat.permute(order).is_contiguous():  # with gaps between its numbers
+        return flat
+    step = 1 if number <= WHOLE else number // SPREAD | 1  # odd: an even step would meet few of a matrix's columns
+    return flat.as_strided((-(-number // step),), (step,), flat.storage_offset())
+
+
 @dataclass(frozen=True)
+class NumberSample:
+    """Some numbers of every weight and buffer, to compare at every question: writes through `.data` leave no trace."""
+
+    views: list[list[Tensor]]  # by dtype and device
+    values: list[Tensor]
+
+    @staticmethod
+    def of(tensors: list[Tensor]) -> NumberSample:
+        """As they are now."""
+        kinds: dict[Any, list[Tensor]] = {}
+        for tensor in tensors:
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(spread_view(tensor))
+        views = [*kinds.values()]
+        return NumberSample(views, [_numbers(some) for some in views])
+
+    def is_same(self) -> bool:
+        """Whether they still are the same numbers."""
+        return all(torch.equal(_numbers(some), value) for some, value in zip(self.views, self.values, strict=True))
+
+
+def _numbers(views: list[Tensor]) -> Tensor:
+    """(n,): the numbers of some views, side by side."""
+    return torch.cat([view if view.dim() == 1 else view.flatten() for view in views])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What every call compares (dtypes, devices, one norm, versions), and sums to compare where versions differ."""
+    """What tells a changed network: dtypes, devices, a norm and versions; where versions differ, sums."""
 
     types: tuple[tuple[torch.dtype, torch.device], ...]
     norm: float
-    versions: tuple[tuple[int, int], ...]
+    versions: Versions
     sums: Tensor | None
+    # Versions and a sample of the network when it was last seen to be this one: at most one pair.
+    known: list[tuple[Versions, NumberSample]] = field(default_factory=list, repr=False, compare=False)
 
     @staticmethod
     def of(model: nn.Module, sums: bool = True) -> Identity:
         """The identity of a network as it is now."""
-        tensors = [*model.parameters(), *model.buffers()]
+        tensors = parameters_and_buffers(model)
         numbers = [as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
         return Identity(
-            tuple((tensor.dtype, tensor.device) for tensor in tensors),
-            _norm([tensor for tensor in numbers if tensor.is_floating_point()]),
-            tuple((tensor.data_ptr(), tensor._version) for tensor in tensors),
-            _sums(numbers) if sums else None,
+            types=tuple((tensor.dtype, tensor.device) for tensor in tensors),
+            norm=_norm([tensor for tensor in numbers if tensor.is_floating_point()]),
+            versions=versions_of(tensors),
+            sums=_sums(numbers) if sums else None,
+            known=[(versions_of(tensors), NumberSample.of(tensors))] if sums else [],
         )
 
     def is_close(self, model: nn.Module) -> bool:
@@ -69,7 +122,7 @@ class Identity:
         if self.sums is None or now.sums.shape != self.sums.shape:
             return False
         # Devices add in another order: a chunk of n numbers x sums to within n eps |x|, the other sum n times that.
-        size = min(CHUNK, sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()]))
+        size = min(CHUNK, sum(tensor.numel() for tensor in parameters_and_buffers(model)))
         bound = 1e-13 * size**0.5 * max(self.norm, 1.0) * torch.tensor([1.0, size], dtype=torch.float64, device="cpu")
         bound = bound + 1e-12 * self.sums.abs()  # whole numbers in buffers, which the norm leaves out
         return math.isclose(now.norm, self.norm, rel_tol=1e-3) and bool(((now.sums - self.sums).abs() <= bound).all())
@@ -79,10 +132,26 @@ class Identity:
         now = Identity.of(model, sums=False)
         if (now.types, now.norm) != (self.types, self.norm):
             return False
-        if now.versions == self.versions:
-            return True
-        again = Identity.of(model).sums
-        return self.sums is not None and again is not None and torch.equal(again, self.sums)
+        if self._knows(now.versions):
+            return self.known[0][1].is_same()
+        again = Identity.of(model)
+        if self.sums is None or again.sums is None or not torch.equal(again.sums, self.sums):
+            return False
+        self.known[:] = again.known
+        return True
+
+    def seems_same(self, model: nn.Module) -> bool:
+        """The same from versions and a sample, where the network was looked at whole before: no pass over all weights.
+
+        It sees new tensors, and writes by torch's functions. A write through `.data` it sees where it meets a sampled
+        number: all numbers of small tensors, and some evenly apart of large ones.
+        """
+        if self._knows(versions_of(parameters_and_buffers(model))):
+            return self.known[0][1].is_same()
+        return self.is_same(model)
+
+    def _knows(self, versions: Versions) -> bool:
+        return bool(self.known) and self.known[0][0] == versions
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

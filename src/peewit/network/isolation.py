@@ -15,6 +15,7 @@ from ..messages.names import spelled
 from ..runtime.threads import LOCK
 from .buffers import held_buffers
 from .kept import without_kept
+from .modules import every_module
 from .workarounds import UnchangedTables, plain_attention, plain_checkpoints, plain_lists
 
 
@@ -25,7 +26,7 @@ def isolated(model: nn.Module, selected: Iterable[Tensor] | None = None) -> Iter
     What is restored, also after an exception: mode of every module, `requires_grad`, buffers, hooks on the gradients of
     parameters, which are left out meanwhile, and the random generators. Parameters and `.grad` are never written to.
     """
-    modules = list(model.modules())
+    modules = every_module(model)
     with ExitStack() as stack:
         stack.enter_context(LOCK)  # another thread may have isolated this very network
         stack.enter_context(without_kept(modules))  # before buffers and attributes are noted as they are

@@ -35,6 +35,7 @@ class Attributes:
     current: dict[str, Any]  # the module's own dictionary
     values: dict[str, Any]
     contents: list[tuple[str, Any, Any]]  # lists and dictionaries, with copies of them
+    whole: dict[str, Any]  # a copy of the module's own dictionary
 
     @staticmethod
     def of(module: nn.Module) -> Attributes:
@@ -43,7 +44,7 @@ class Attributes:
         scripted = isinstance(module, torch.jit.ScriptModule)
         values = {} if scripted else {name: value for name, value in current.items() if name not in INSIDE}
         contents = [(name, value, value.copy()) for name, value in values.items() if type(value) in (list, dict)]
-        return Attributes(current, values, contents)
+        return Attributes(current, values, contents, {} if scripted else current.copy())
 
     def restore(self) -> dict[str, tuple[Any, list[Tensor]]]:
         """Put the same objects back; those that were not there are taken away.
@@ -51,7 +52,10 @@ class Attributes:
         Where something held tensors that it did not hold before, all changes are returned, each as it was before and
         with the tensors it held: flags and lengths beside a tensor say that it was made.
         """
-        current, values = self.current, self.values
+        current, values, whole = self.current, self.values, self.whole
+        same = len(current) == len(whole) and all(map(operator.is_, current.values(), whole.values()))
+        if same and not self.contents:
+            return {}  # as nearly always, and found out quickly
         changed: dict[str, tuple[Any, list[Tensor]]] = {}
         for name, value in values.items():
             if current.get(name, INSIDE) is not value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch.utils.checkpoint
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..messages.errors import ArgumentTypeError, PeewitError
@@ -36,6 +36,26 @@ def device_of(model: nn.Module) -> torch.device:
             "load_state_dict."
         )
     return device
+
+
+def every_module(model: nn.Module) -> list[nn.Module]:
+    """What `model.modules()` lists, without its names, which take most of its time."""
+    found: dict[int, nn.Module] = {}
+    stack = [model]
+    while stack:
+        module = stack.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            stack += [each for each in [*module._modules.values()][::-1] if each is not None]
+    return [*found.values()]
+
+
+def parameters_and_buffers(model: nn.Module) -> list[Tensor]:
+    """All parameters and then all buffers, each once."""
+    modules = every_module(model)
+    held = [tensor for module in modules for tensor in module._parameters.values() if tensor is not None]
+    buffers = [tensor for module in modules for tensor in module._buffers.values() if tensor is not None]
+    return [*{id(tensor): tensor for tensor in (*held, *buffers)}.values()]
 
 
 def quantised_modules(model: nn.Module) -> list[str]:

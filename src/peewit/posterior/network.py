@@ -136,9 +136,14 @@ class Network:
         return [self.model.get_parameter(name) for name in self.space.names]
 
 
-def network_of(state: PosteriorState, memory: float | None, progress: bool = False) -> Network:
-    """The network of a posterior, ready for a question; refused where it has changed since the fit."""
-    if not state.identity.is_same(state.model):
+def network_of(
+    state: PosteriorState, memory: float | None, progress: bool = False, *, quickly: bool = False
+) -> Network:
+    """The network of a posterior, ready for a question; refused where it has changed since the fit.
+
+    `quickly`: for questions that may come often, see `Identity.seems_same`.
+    """
+    if not (state.identity.seems_same if quickly else state.identity.is_same)(state.model):
         raise MismatchError(
             "The network's weights or buffers, their dtype or device are no longer those it was fitted with; "
             "fit again, or restore them."

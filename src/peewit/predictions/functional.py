@@ -33,7 +33,7 @@ def functional(
     if joint and variance_only:
         raise PeewitError("joint=True and variance_only=True exclude each other; expected at most one of them.")
     check_generator(generator)
-    network = network_of(la, memory, progress)
+    network = network_of(la, memory, progress, quickly=True)
     try:
         gaussian = covariance.exact_functional(network, la.precision, x, joint, variance_only, create_graph)
     except TooManyOutputs as many:
@@ -58,4 +58,4 @@ def functional_samples(
     with drawing(generator, la.weights.device):
         deviations = la.deviations(number, generator)
         deviations = deviations if shift is None else deviations + shift
-        return samples.linearised_samples(network_of(la, memory, progress), x, deviations)
+        return samples.linearised_samples(network_of(la, memory, progress, quickly=True), x, deviations)

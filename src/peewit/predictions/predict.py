@@ -46,7 +46,7 @@ def predict(
     check_generator(generator)
     with torch.set_grad_enabled(options.create_graph):
         ask: Callable[..., Belief] = sampled_belief if options.method == "sampled" else linearised_belief
-        belief = ask(la, network_of(la, memory, progress), x, options, generator)
+        belief = ask(la, network_of(la, memory, progress, quickly=True), x, options, generator)
         return make_prediction(belief, la.likelihood, options.link)
 
 
