@@ -16,7 +16,7 @@ from .curvature.kinds import CurvatureKind, Hessian
 from .diagnostics.diagnosis import Diagnosis, diagnose
 from .likelihoods import Likelihood, LikelihoodName
 from .linear_model import find
-from .messages.arguments import check_generator
+from .messages.arguments import check_generator, one_input
 from .messages.elsewhere import POSTERIOR
 from .messages.errors import ArgumentTypeError
 from .messages.names import unknown
@@ -548,7 +548,7 @@ class Laplace:
     @entry_point
     def predict(
         self,
-        x: Inputs,
+        x: Inputs | None = None,
         *,
         method: PredictMethod = "linearised",
         link: LinkName | None = None,
@@ -559,11 +559,12 @@ class Laplace:
         create_graph: bool = False,
         at: At = "trained_weights",
         progress: bool = False,
+        **inputs: Tensor,
     ) -> Prediction:
         """Predict the labels at x: probabilities, or a mean and its variance, with the uncertainty in parts.
 
         Args:
-            x: Inputs of the network, N of them.
+            x: Inputs of the network, N of them. The "labels" of a batch that is a mapping are left out.
             method: "linearised" for outputs of the linearised network, or "sampled" for outputs of the network itself
                 at `samples` draws of the weights.
             link: How outputs become labels: "probit", "bridge", "bridge_normalised", "exact", "natural", "mean" or
@@ -577,6 +578,7 @@ class Laplace:
             at: "trained_weights" to predict around the network's own outputs, or "linear_mode" to predict around those
                 of the linear model at its mode.
             progress: Whether to show a progress bar.
+            inputs: Inputs by name in place of x, as in `la.predict(**batch)`.
 
         Returns:
             A `pw.Prediction`. The likelihood decides its class: `pw.Classes`, `pw.Binary`, `pw.Regression`,
@@ -597,7 +599,7 @@ class Laplace:
         """
         return predict(
             self.state,
-            x,
+            one_input(x, inputs),
             method=method,
             link=link,
             samples=samples,

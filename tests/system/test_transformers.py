@@ -153,3 +153,19 @@ def test_masked_language_model() -> None:
     assert any(bool((batch["labels"] >= 0).any()) for batch in batches)
     model = texts.network("DistilBertForMaskedLM", "DistilBertConfig", dim=4, hidden_dim=6, n_layers=1, n_heads=2)
     assert_dense(model, batches, [batch["labels"] for batch in batches])
+
+
+def test_predictions_of_batches() -> None:
+    """A whole batch, its keywords, and a tokenizer's encoding are the same question; labels are no inputs."""
+    collator = transformers.DataCollatorWithPadding(texts.tokenizer())
+    (batch,) = loader(examples(labels=texts.LABELS), collator, 8)
+    model = texts.network("BertForSequenceClassification", "BertConfig", num_labels=2)
+    la = pw.fit(model, [batch], "classification")
+    encoding = texts.tokenizer()(texts.SENTENCES, padding=True, return_tensors="pt")
+    assert isinstance(encoding, transformers.BatchEncoding) and "labels" in batch
+    x = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    expected = la.predict(x)
+    assert torch.equal(la.predict(batch).probs, expected.probs)
+    assert torch.equal(la.predict(**batch, link="mc").probs, la.predict(x, link="mc").probs)
+    assert torch.equal(la.predict(encoding).output_mean, la.predict(**encoding).output_mean)
+    assert torch.equal(la.functional(batch).mean, la.functional(x).mean)

@@ -62,6 +62,18 @@ def refuse_inputs(x: Any) -> None:
         )
 
 
+def one_input(x: Any, named: Mapping[str, Any]) -> Any:
+    """The inputs, which were given as one argument or each by its name."""
+    if x is not None and named:
+        raise ArgumentTypeError(
+            f"predict was given x and also {', '.join(named)}; expected la.predict(x), or la.predict(**batch) with all "
+            "inputs by name."
+        )
+    if x is None and not named:
+        raise ArgumentTypeError("predict was given no inputs; expected la.predict(x), or la.predict(**batch).")
+    return named if x is None else x
+
+
 def refuse_data(data: Any) -> None:
     """Data that is neither a pair of tensors nor an iterable of batches."""
     if isinstance(data, Mapping):

@@ -104,13 +104,19 @@ def check_name(value: Any, known: Iterable[str], what: str) -> None:
 
 
 def spelled(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-    """The same function, which answers unknown options with the nearest known one."""
-    known = [each for each in inspect.signature(function).parameters if each != "self"]
+    """The same function, which answers unknown options with the nearest known one.
+
+    Where it takes further keywords, these are tensors.
+    """
+    parameters = inspect.signature(function).parameters
+    known = [name for name, each in parameters.items() if name != "self" and each.kind is not each.VAR_KEYWORD]
+    takes_more = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     title = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        check_options(kwargs, known, title, ", ".join(known) or "none")
+        options = [name for name, value in kwargs.items() if not takes_more or not hasattr(value, "shape")]
+        check_options(options, known, title, ", ".join(known) or "none")
         return function(*args, **kwargs)
 
     return inner

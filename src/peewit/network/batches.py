@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch.utils.checkpoint
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from ..messages.arguments import is_array, refuse_arrays, refuse_data
 from ..messages.errors import ArgumentTypeError, PeewitError
 from .nests import Inputs, count, have_same_form, join, map_tensors, take, tensors
 
+LABELS = ("labels", "label", "targets", "target", "y")  # under which a mapping has its targets
+
+
+def without_labels(model: nn.Module, inputs: Any) -> Any:
+    """The inputs of a mapping that may be a whole batch, as `split_batch` tells them from the targets.
+
+    A name that the forward pass needs is an input, whatever it says; so is one of an argument that is not `labels`.
+    """
+    key = next((key for key in LABELS if key in inputs), None) if isinstance(inputs, Mapping) else None
+    if key is None:
+        return inputs
+    argument = inspect.signature(model.forward).parameters.get(key)
+    if argument is not None and (argument.default is argument.empty or key != "labels"):
+        return inputs
+    return {name: value for name, value in inputs.items() if name != key}
+
 
 def split_batch(batch: Any) -> tuple[Inputs, Any]:
     """A batch is `(x, y)`, `((x1, x2), y)`, or a mapping with `labels` (or `y`, `target`)."""
     if isinstance(batch, Mapping):
-        for key in ("labels", "label", "targets", "target", "y"):
+        for key in LABELS:
             if key in batch:
                 return {name: value for name, value in batch.items() if name != key}, batch[key]
         raise PeewitError(f"A batch is a mapping with keys {sorted(batch)}; expected one of them to be 'labels'.")

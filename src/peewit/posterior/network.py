@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..likelihoods import Form
 from ..messages.arguments import refuse_inputs
 from ..messages.errors import MismatchError, PeewitError
+from ..network.batches import without_labels
 from ..network.failures import refuse_axes
 from ..network.isolation import isolated
 from ..network.nests import Inputs, count, map_tensors, take
@@ -67,6 +68,7 @@ class Network:
             on_device = tensor.to(device)
             return on_device.clone() if on_device.is_inference() else on_device
 
+        x = without_labels(self.model, x)
         refuse_inputs(x)
         refuse_axes(x, list(self.knowledge.costs))
         if not count(x):
