@@ -14,7 +14,7 @@ import peewit as pw
 from cases import randomise
 from environment import DEVICE
 from fitting import normal
-from peewit.diagnostics.constant import constant_energy, joined
+from peewit.diagnostics.constant import constant_energy, join_batches
 from peewit.diagnostics.gradients import examine
 from reference_dense import ggn
 
@@ -274,7 +274,7 @@ def test_a_constant_of_sorted_data(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [(x[start : start + 7], y[start : start + 7]) for start in range(0, 200, 7)]
     found = la.diagnose(batches)["fit"].numbers
     assert found["constant_nll"] == pytest.approx(whole["constant_nll"], abs=0.02)
-    f, kept = joined(examine(la.state, batches).kept)
+    f, kept = join_batches(examine(la.state, batches).kept)
     assert len(f) == 50 and torch.equal(kept[:, 0], y[::4])
 
 
@@ -438,7 +438,7 @@ def test_the_best_constant() -> None:
     y = torch.tensor([0, 0, 1, 2, 2, 2])
     f = torch.zeros(6, 1, 3)
     shares = torch.tensor([2, 1, 3]) / 6
-    own, constant = constant_energy(pw.Categorical(), *joined([(f[:2], y[:2, None]), (f[2:], y[2:, None])]))
+    own, constant = constant_energy(pw.Categorical(), *join_batches([(f[:2], y[:2, None]), (f[2:], y[2:, None])]))
     assert abs(own - 6 * torch.log(torch.tensor(3.0))) < 1e-5
     assert abs(constant + 6 * float((shares * shares.log()).sum())) < 1e-5
     target = normal(20, 1, 2)

@@ -11,7 +11,7 @@ from fitting import fitted
 from likelihood_cases import CASES, LikelihoodCase
 from peewit.likelihoods import Form
 
-DRAWABLE = [case.name for case in CASES if not isinstance(case.likelihood, pw.Custom) or case.likelihood.sample]
+DRAWABLE = [case.name for case in CASES if case.likelihood.draws]
 
 
 def fit(case: LikelihoodCase, structure: Any, curvature: Any = "ggn", **options: Any) -> pw.Laplace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +16,9 @@ PACKAGE = ROOT / "src" / "peewit"
 MOST_FIELDS = 4  # of a dataclass that may be built by position
 # Names that torch, Triton or a protocol of Python asks for.
 ASKED_FOR = re.compile(r"__\w+__|forward|backward|setup_context|vmap|jvp")
+VAGUE = frozenset({"made", "found", "own", "each", "place", "given"})  # local names that do not say what they hold
+LIFE = 3  # lines that such a name may live for
+SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def trees(package: Path) -> dict[str, ast.Module]:
@@ -73,12 +76,46 @@ def unused(package: Path, pages: str) -> list[str]:
     return [f"{path}: {name}" for path, tree in files.items() for name in definitions(tree) if name not in used]
 
 
+def of_scope(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a scope that stand in no scope inside it."""
+    for node in ast.iter_child_nodes(scope):
+        yield node
+        if not isinstance(node, SCOPES):
+            yield from of_scope(node)
+
+
+def vague(package: Path) -> list[str]:
+    """Local names that say little and live for long: from a line that binds one to its last use before the next."""
+    lines = []
+    for path, tree in trees(package).items():
+        for scope in (node for node in ast.walk(tree) if isinstance(node, SCOPES)):
+            uses: dict[str, dict[int, bool]] = defaultdict(dict)  # by name: its lines, and whether they bind it
+            for node in of_scope(scope):
+                name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
+                if name in VAGUE:
+                    assert isinstance(node, ast.Name | ast.arg)
+                    binds = isinstance(node, ast.arg) or isinstance(node.ctx, ast.Store)
+                    uses[name][node.lineno] = binds or uses[name].get(node.lineno, False)
+            for name, by_line in uses.items():
+                start = min(by_line)
+                for line in sorted(by_line):
+                    start = line if by_line[line] and not isinstance(scope, SCOPES[2:]) else start
+                    if line - start > LIFE:
+                        lines.append(f"{path}:{start}: {name}, to line {line}")
+                        break
+    return lines
+
+
 def test_values_of_many_fields_are_built_by_name() -> None:
     assert crowded(PACKAGE) == set()
 
 
 def test_a_name_is_one_class() -> None:
     assert defined_twice(PACKAGE) == set()
+
+
+def test_local_names_say_what_they_hold() -> None:
+    assert vague(PACKAGE) == []
 
 
 def test_every_name_is_used() -> None:
@@ -105,3 +142,25 @@ def test_what_is_wrong_is_named(source: str, names: tuple[int, int, int], tmp_pa
     (tmp_path / "one.py").write_text("class Other:\n    pass\nother = Other()\n")
     (tmp_path / "two.py").write_text(source)
     assert (len(crowded(tmp_path)), len(defined_twice(tmp_path)), len(unused(tmp_path, ""))) == names
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("made = 1\n\n\n\nmade", []),
+        ("def f():\n    made = 1\n    a\n    b\n    return made", []),
+        ("def f():\n    made = 1\n    a\n    b\n    c\n    return made", ["one.py:2: made, to line 6"]),
+        ("def f(own):\n    a\n    b\n    c\n    d(own)", ["one.py:1: own, to line 5"]),
+        ("def f():\n    made = 1\n    a\n    b\n    made = 2\n    return made", []),
+        ("def f():\n    each = [each for each in a]\n    b\n    c\n    d\n    return [each for each in b]", []),
+        ("def f():\n    return [\n        each\n        + 1\n        + 2\n        for each in a\n    ]", []),
+        (
+            "def f():\n    return [\n        each\n        + 1\n        + 2\n        + 3\n        for each in a\n    ]",
+            ["one.py:3: each, to line 7"],
+        ),
+    ],
+)
+def test_long_lives_are_named(source: str, lines: list[str], tmp_path: Path) -> None:
+    """In functions and comprehensions, from where a name is bound."""
+    (tmp_path / "one.py").write_text(source)
+    assert vague(tmp_path) == lines

@@ -42,41 +42,43 @@ class ConstantComparison:
 
 def check_fit(likelihood: Likelihood, kept: Sequence[tuple[Tensor, Tensor]], where: str = TRAINING) -> Finding:
     """Whether the network fits better than the best constant; `where` is said of the data."""
-    f, y = joined(kept)
-    if not varied(likelihood, y):
+    f, y = join_batches(kept)
+    if not has_variety(likelihood, y):
         return warning(
             "fit",
             "All targets are the same: a constant is all that there is to learn.",
             "Check that these are the targets of the training.",
             {"share": 0.0},
         )
-    found = compare(likelihood, f, y, where)
-    if found.share <= EQUAL:
-        than = "worse than" if found.share < -SLIGHT else "no better than"
-        advice = SIZES if found.decides else CAUSES
-        return problem("fit", f"The network is {than} a constant: {found.words}.", advice, found.numbers)
-    if found.share < LEARNT:
-        return warning("fit", f"The network is hardly better than a constant: {found.words}.", TRAIN, found.numbers)
-    if found.poor:
-        names = ", ".join(map(str, found.poor[:5])) + (", ..." if len(found.poor) > 5 else "")
+    compared = compare(likelihood, f, y, where)
+    if compared.share <= EQUAL:
+        than = "worse than" if compared.share < -SLIGHT else "no better than"
+        advice = SIZES if compared.decides else CAUSES
+        return problem("fit", f"The network is {than} a constant: {compared.words}.", advice, compared.numbers)
+    if compared.share < LEARNT:
+        return warning(
+            "fit", f"The network is hardly better than a constant: {compared.words}.", TRAIN, compared.numbers
+        )
+    if compared.poor:
+        names = ", ".join(map(str, compared.poor[:5])) + (", ..." if len(compared.poor) > 5 else "")
         return warning(
             "fit",
-            f"The network is better than a constant, but not in {len(found.poor)} of its outputs ({names}, counted "
-            f"from 0): {found.words}.",
+            f"The network is better than a constant, but not in {len(compared.poor)} of its outputs ({names}, counted "
+            f"from 0): {compared.words}.",
             CAUSES,
-            found.numbers,
+            compared.numbers,
         )
-    return fine("fit", f"The network is better than a constant: {found.words}.", found.numbers)
+    return fine("fit", f"The network is better than a constant: {compared.words}.", compared.numbers)
 
 
-def joined(kept: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def join_batches(kept: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Outputs and targets of batches whose outputs have the shape of the first; real numbers in float64."""
     alike = [each for each in kept if each[0].shape[1:] == kept[0][0].shape[1:]]
     f, y = (torch.cat(each) for each in zip(*alike, strict=True))
     return f.double(), y.double() if y.is_floating_point() else y
 
 
-def varied(likelihood: Likelihood, y: Tensor) -> bool:
+def has_variety(likelihood: Likelihood, y: Tensor) -> bool:
     """Whether any known target differs from the first."""
     return not bool(((y == y[:1, :1]) | ~likelihood.known(y)).all())
 
@@ -86,23 +88,23 @@ def compare(likelihood: Likelihood, f: Tensor, y: Tensor, where: str = TRAINING)
     energy, constant = constant_energy(likelihood, f, y)
     numbers = {"energy": energy, "constant": constant}
     if isinstance(likelihood, Gaussian):
-        found = compare_means(f, y, 1 - energy / constant, where)
+        compared = compare_means(f, y, 1 - energy / constant, where)
     elif isinstance(likelihood, HeteroscedasticGaussian):
-        found = compare_densities(likelihood, f, y, energy, constant, where)
+        compared = compare_densities(likelihood, f, y, energy, constant, where)
     elif isinstance(likelihood, Categorical | Bernoulli):
-        found = compare_labels(likelihood, f, y, energy, constant, where)
+        compared = compare_labels(likelihood, f, y, energy, constant, where)
     elif isinstance(likelihood, Poisson):
         least = float((y - torch.xlogy(y, y)).sum())  # where every rate is its count
         share = (constant - energy) / (constant - least)
         words = f"its deviance {where} is {1 - share:.3g} times that of the mean rate"
-        found = ConstantComparison(share=share, words=words, numbers={})
+        compared = ConstantComparison(share=share, words=words, numbers={})
     else:
         # Energies of densities have no zero: the share is then of the larger size.
         density = min(energy, constant) < 0
         saved, whole = constant - energy, max(abs(constant), abs(energy)) if density else constant
         words = f"energy {energy:.4g} {where}, against {constant:.4g}"
-        found = ConstantComparison(share=saved / max(whole, 1e-300), words=words, numbers={})
-    return replace(found, numbers=numbers | {"share": found.share} | found.numbers)
+        compared = ConstantComparison(share=saved / max(whole, 1e-300), words=words, numbers={})
+    return replace(compared, numbers=numbers | {"share": compared.share} | compared.numbers)
 
 
 def compare_means(means: Tensor, y: Tensor, share: float, where: str) -> ConstantComparison:

@@ -61,17 +61,17 @@ def like_own_loss(model: nn.Module, likelihood: Likelihood, first: Callable[[], 
     """
     if type(likelihood) not in (Categorical, Bernoulli, Gaussian) or not takes_labels(model):
         return likelihood
-    own = own_loss(model, *first())
-    if own is None:
+    loss = own_loss(model, *first())
+    if loss is None:
         return likelihood
     try:
-        chosen = with_shift(likelihood, own)
-        energy = own.nearest(chosen)
+        chosen = with_shift(likelihood, loss)
+        energy = loss.nearest(chosen)
     except Exception:  # outputs and labels that do not fit: the fit itself says so
         return likelihood
-    if not own.is_near(energy):
+    if not loss.is_near(energy):
         warn(
-            f"The network's own loss on its first examples is {own.value:.4g}, and the mean energy under "
+            f"The network's own loss on its first examples is {loss.value:.4g}, and the mean energy under "
             f"{type(likelihood).__name__} is {energy:.4g}; expected the same. The posterior belongs to the energy: "
             "check that the likelihood and its options are those of the training, and that labels stand where it "
             "expects them. pw.Custom takes any other loss."
@@ -79,15 +79,15 @@ def like_own_loss(model: nn.Module, likelihood: Likelihood, first: Callable[[], 
     return chosen
 
 
-def with_shift(likelihood: Likelihood, own: OwnLoss) -> Likelihood:
+def with_shift(likelihood: Likelihood, loss: OwnLoss) -> Likelihood:
     """The likelihood with labels shifted or not, whichever gives the network's own loss; itself where none can be."""
-    shiftable = own.f.dim() == 3 and own.y.dim() == 2 and own.y.shape[1] > 1 and not own.y.is_floating_point()
+    shiftable = loss.f.dim() == 3 and loss.y.dim() == 2 and loss.y.shape[1] > 1 and not loss.y.is_floating_point()
     if not isinstance(likelihood, Categorical) or likelihood.shift is not None or not shiftable:
         return likelihood
     plain, shifted = (replace(likelihood, shift=shift) for shift in (False, True))
-    distances = [abs(own.nearest(each) - own.value) for each in (plain, shifted)]
-    if all(own.is_near(own.value + distance) for distance in distances):  # as with outputs that are all alike
-        return shifted if are_inputs(own.y, own.inputs, likelihood.ignore_index) else plain
+    distances = [abs(loss.nearest(each) - loss.value) for each in (plain, shifted)]
+    if all(loss.is_near(loss.value + distance) for distance in distances):  # as with outputs that are all alike
+        return shifted if are_inputs(loss.y, loss.inputs, likelihood.ignore_index) else plain
     return shifted if distances[1] < distances[0] else plain
 
 
