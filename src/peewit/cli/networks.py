@@ -17,7 +17,7 @@ import peewit as pw
 
 from ..laplace import Laplace
 from ..messages.names import first_names, nearest
-from ..network.scaling import unscaled
+from ..network.scaling import unscale
 from .output import Problem
 from .settings import is_function, require_setting
 
@@ -96,7 +96,7 @@ def ensemble(settings: Mapping[str, Any], model: nn.Module) -> list[nn.Module] |
     models = [model]
     for path in settings.get("ensemble", ()):
         models.append(copy.deepcopy(model))
-        load_weights(unscaled(models[-1]), Path(path))
+        load_weights(unscale(models[-1]), Path(path))
     return models if len(models) > 1 else None
 
 

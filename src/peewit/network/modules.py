@@ -40,14 +40,14 @@ def device_of(model: nn.Module) -> torch.device:
 
 def every_module(model: nn.Module) -> list[nn.Module]:
     """What `model.modules()` lists, without its names, which take most of its time."""
-    found: dict[int, nn.Module] = {}
+    modules: dict[int, nn.Module] = {}
     stack = [model]
     while stack:
         module = stack.pop()
-        if id(module) not in found:
-            found[id(module)] = module
+        if id(module) not in modules:
+            modules[id(module)] = module
             stack += [each for each in [*module._modules.values()][::-1] if each is not None]
-    return [*found.values()]
+    return [*modules.values()]
 
 
 def parameters_and_buffers(model: nn.Module) -> list[Tensor]:

@@ -88,6 +88,6 @@ class Standardised(nn.Module):
         return self.target_means + self.target_deviations * outputs
 
 
-def unscaled(model: nn.Module) -> nn.Module:
+def unscale(model: nn.Module) -> nn.Module:
     """The network as it was made, without a scaling around it."""
     return model.network if isinstance(model, Standardised) else model

@@ -165,14 +165,14 @@ class LaplaceEstimator(BaseEstimator):  # type: ignore[misc]
         scaled: Numbers = self.input_scaler_.transform(X)
         return torch.as_tensor(scaled, dtype=parameter.dtype, device=parameter.device)
 
-    def _checked_inputs(self, X: Any) -> Tensor:
+    def _check_inputs(self, X: Any) -> Tensor:
         """The rows of a question, checked against those of the fit."""
         check_is_fitted(self, "posterior_")
         return self._inputs(validate_data(self, X, reset=False, dtype=np.float64))
 
     def _prediction(self, X: Any) -> Prediction:
         """What the posterior says of the rows, in scaled units."""
-        x = self._checked_inputs(X)
+        x = self._check_inputs(X)
         posterior: Laplace = self.posterior_
         return posterior.predict(x)
 

@@ -116,7 +116,7 @@ class LaplaceRegressor(RegressorMixin, MultiOutputMixin, LaplaceEstimator):  # t
             structure=self.structure,
             progress=bool(self.verbose),
         )
-        self.posterior_ = self._tuned(la, table)
+        self.posterior_ = self._tune(la, table)
         return self
 
     def _residual_noise(self, table: TrainedTable) -> Gaussian:
@@ -136,7 +136,7 @@ class LaplaceRegressor(RegressorMixin, MultiOutputMixin, LaplaceEstimator):  # t
         noise = noise.minimum(deviation).clamp(min=LEAST_NOISE).cpu()
         return Gaussian(noise if len(noise) > 1 else float(noise))
 
-    def _tuned(self, la: Laplace, table: TrainedTable) -> Laplace:
+    def _tune(self, la: Laplace, table: TrainedTable) -> Laplace:
         """The prior on the training data; the noise there too where nothing is held out."""
         progress, held = bool(self.verbose), table.tuning
         if not len(table.split.held):
@@ -165,7 +165,7 @@ class LaplaceRegressor(RegressorMixin, MultiOutputMixin, LaplaceEstimator):  # t
         if return_std:
             prediction = self._regression(X)
             return self._values(prediction.mean), self._deviations(prediction.variance)
-        x = self._checked_inputs(X)
+        x = self._check_inputs(X)
         with torch.no_grad():
             return self._values(self.network_(x))
 
