@@ -165,7 +165,7 @@ def test_every_command_matches_names(given: str, place: str, capsys: pytest.Capt
     [
         ("a,b,more\n1,2,3\n", "", "has the column 'more', which the posterior was not fitted with; expected a, b."),
         ("b,class\n2,low\n", "", "has no column 'a'"),
-        ("a;b\n1;2\n", "", "which contains semicolons; expected commas between cells"),
+        ("a;b\n1;2\n", "", "has semicolons between its cells; expected commas"),
         ("1,2\n3,4\n", "", "begins with 1, 2; the table of the fit had the header a, b, class. Add that header"),
         ("1,2,low\n3,4,top\n", "", "begins with 1, 2, low; the table of the fit had the header"),
         ("1,2,low,4\n", "--no-header", "has 4 columns; expected 2 inputs and 1 target, or the inputs alone"),

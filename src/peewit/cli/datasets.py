@@ -22,6 +22,8 @@ KINDS = f"expected .npz, .csv, .safetensors, a folder of images, or {FORM}"
 INPUTS = ("x", "inputs", "images", "data", "X", "features")
 TARGETS = ("y", "targets", "labels", "target", "Y", "label")
 CHUNK = 1000  # inputs of a batch
+RESOLVED = 0.01  # of a column's deviation, which rounding may be at most
+SAID = 150  # characters of what a network says about its inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,20 +159,20 @@ def shape_targets(x: Tensor, y: Tensor, model: nn.Module | None) -> Tensor:
     """Reshape targets (N,) to (N, 1), or back, if the network's outputs have that shape."""
     if model is None or y.dim() > 2 or y[:1].numel() != 1:
         return y
-    out = outputs_of(model, x[:1])  # None: the command itself will report the problem
+    out = outputs_of(model, x[:1])  # the command itself will report an error
     one = isinstance(out, Tensor) and out.numel() == 1 and 1 <= out.dim() <= 2
     return y.reshape(len(y), *out.shape[1:]) if one else y
 
 
 def outputs_of(model: nn.Module, x: Tensor) -> Any:
-    """Outputs of the network in evaluation mode; None where it does not take these inputs."""
+    """Outputs of the network in evaluation mode, or the error where it does not take these inputs."""
     modes = {module: module.training for module in model.modules()}
     first = next(model.parameters(), x)
     try:
         with torch.no_grad():
             return model.eval()(x.to(first.device))
-    except Exception:
-        return None
+    except Exception as error:
+        return error
     finally:
         for module, training in modes.items():
             module.training = training
@@ -256,10 +258,10 @@ def columns(path: Path, wanted: Wanted) -> Read:
     known = wanted.schema or Schema()
     table = tables.read(path, wanted.header, wanted.labels, replace(known, classes=wanted.classes))
     inputs, chosen = tables.split(table, wanted.inputs, wanted.target, wanted.labels, known)
-    x = table.numbers(inputs).to(wanted.dtype)
+    x = rounded(table, inputs, wanted)
+    if not known.columns:
+        refuse_inputs(table, inputs, chosen, x, wanted)
     if not chosen:
-        if not known.columns:
-            refuse_target(table, inputs, x, wanted)
         return x, None, Schema(classes=wanted.classes)
     schema = Schema(
         columns=table.names,
@@ -269,7 +271,7 @@ def columns(path: Path, wanted: Wanted) -> Read:
         classes=wanted.classes,
     )
     if not wanted.categorical:
-        return x, table.numbers(chosen).to(wanted.dtype), schema
+        return x, rounded(table, chosen, wanted, targets=True), schema
     if len(chosen) > 1:
         raise Problem(f"{len(chosen)} target columns were named; classification expects one, with the class.")
     words = table.words(chosen[0])
@@ -279,16 +281,39 @@ def columns(path: Path, wanted: Wanted) -> Read:
     return x, indices(words, classes, str(path)), replace(schema, classes=classes)
 
 
-def refuse_target(table: tables.Table, inputs: Sequence[str], x: Tensor, wanted: Wanted) -> None:
-    """Refuse a table whose last column is no input, since the network takes the others."""
-    model = wanted.model
-    if model is None or len(inputs) < 2 or outputs_of(model, x[:1]) is not None:
+def rounded(table: tables.Table, names: Sequence[str], wanted: Wanted, targets: bool = False) -> Tensor:
+    """(rows, names): columns in the network's dtype; for a fit, refuse those whose differences it cannot hold."""
+    exact = table.numbers(names, targets)
+    columns = exact.to(wanted.dtype)
+    error = (columns.double() - exact).square().mean(0).sqrt()
+    lost = error > RESOLVED * exact.std(0, correction=0)
+    if wanted.schema is None and len(exact) > 1 and bool(lost.any()):
+        worst = int(lost.nonzero()[0])
+        kind = str(wanted.dtype).removeprefix("torch.")
+        raise Problem(
+            f"{table.path}: the numbers of column {names[worst]!r}, such as {table.column(names[worst])[0]}, are too "
+            f"close to each other for {kind}, in which the network computes. Subtract one number from the column, in "
+            "all tables."
+        )
+    return columns
+
+
+def refuse_inputs(table: tables.Table, inputs: Sequence[str], chosen: Sequence[str], x: Tensor, wanted: Wanted) -> None:
+    """Refuse columns that the network does not take, such as those of a table with the target where none is needed."""
+    out = None if wanted.model is None else outputs_of(wanted.model, x[:1])
+    if wanted.model is None or not isinstance(out, Exception):
         return
-    if outputs_of(model, x[:1, :-1]) is not None:
+    if not chosen and len(inputs) > 1 and not isinstance(outputs_of(wanted.model, x[:1, :-1]), Exception):
         raise Problem(
             f"{table.path} has {len(inputs)} columns ({tables.list_names(inputs)}), and the network takes "
             f"{len(inputs) - 1} inputs. If the table has the target, name it: --target {inputs[-1]}, or another column."
         )
+    why = " ".join(str(out).split())[:SAID]
+    target = f" and the target {tables.list_names(chosen)}" if chosen else ""
+    raise Problem(
+        f"{table.path} has the inputs {tables.list_names(inputs)}{target}, and the network does not take {len(inputs)} "
+        f"inputs ({why}). Name its inputs in their order, --inputs A,B,..., and the target, --target C."
+    )
 
 
 def indices(words: Sequence[str], classes: Sequence[str], where: str) -> Tensor:

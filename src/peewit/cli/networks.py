@@ -32,6 +32,9 @@ def import_named(text: str, what: str) -> Any:
     try:
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        if module_name.endswith(".py"):
+            meant = f"{module_name.removesuffix('.py')}:{path}"
+            raise Problem(f"{what} {text!r}: a module is named without its ending; give {meant}.") from error
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise Problem(
                 f"{what} {text!r}: there is no module {error.name!r}, neither installed nor in {os.getcwd()}, nor "
@@ -184,9 +187,14 @@ def is_classification(likelihood: Any) -> bool:
     return likelihood == "classification" or isinstance(likelihood, pw.Categorical)
 
 
-def posterior(settings: Mapping[str, Any], model: nn.Module | None = None) -> Laplace:
+def posterior(settings: Mapping[str, Any]) -> Laplace:
     """A saved posterior of the network."""
     path = Path(require_setting(settings, "posterior", "--posterior FILE"))
     name = settings.get("likelihood", "")
     family = call_named(name, "--likelihood") if is_function(name) else None
-    return pw.load(path, network(settings) if model is None else model, family)
+    try:
+        return pw.load(path, network(settings), family)
+    except pw.MismatchError as error:
+        if "weights" in settings:
+            raise
+        raise Problem(f"{error} No weights were given; --weights FILE loads them.") from error

@@ -22,7 +22,7 @@ from .networks import generator, is_classification, network, posterior
 from .networks import likelihood as chosen_likelihood
 from .output import Problem, Voice, check_writable
 from .runs import Run
-from .scaling import as_inner, standardise
+from .scaling import as_inner, check_scaling, standardise
 from .settings import require_setting, section
 from .tables import list_names
 
@@ -34,13 +34,13 @@ def fit(run: Run, out: Path, tuned: bool) -> None:
     net, family = network(settings), chosen_likelihood(settings)
     weights = check_weights(settings, net)
     data = load(require_setting(settings, "train", "--train DATA"), Wanted.of(settings, net, is_classification(family)))
-    net, data, family = standardise(settings, net, data, family)
+    net, data, family = standardise(settings, net, data, family, voice)
     refuse_misfit(net, data.value, family, settings)
     began = time.perf_counter()
     with voice.stage("the fit", with_bar=False):
         options = section(settings, "fit") | {"generator": generator(settings)}
         if data.schema.scaling is not None and "weights" in options:
-            options["weights"] = as_inner(options["weights"])
+            options["weights"] = as_inner(options["weights"], net)
         la = pw.fit(net, data.value, family, **options, progress=voice.progress)
     check_classes(la, data.schema.classes, data.source)
     la = pw.Laplace(replace(la.state, schema=None if data.schema == Schema() else data.schema))
@@ -90,7 +90,9 @@ def default_method(settings: Mapping[str, Any], arguments: Mapping[str, Any]) ->
 
 def wanted_by(settings: Mapping[str, Any], la: Laplace, labels: bool = True) -> Wanted:
     """How files are read for a posterior: by the names of columns and classes that it was fitted with."""
-    wanted = Wanted.of(settings, la.model, is_classification(la.likelihood), labels, la.state.schema or Schema())
+    schema = la.state.schema or Schema()
+    check_scaling(settings, schema)
+    wanted = Wanted.of(settings, la.model, is_classification(la.likelihood), labels, schema)
     check_classes(la, wanted.classes, "--classes")
     return wanted
 
@@ -136,8 +138,9 @@ def tell(
     values = {"posterior": str(out), **summary(la), "seconds": seconds}
     lines = [repr(la)]
     change = "" if before is None else f" (before: {before:.1f})"
-    precision = precision_text(values["prior_precision"])
-    lines.append(f"log evidence {values['log_evidence']:.1f}{change}, prior precision {precision}")
+    precision = range_text(values["prior_precision"])
+    noise = "" if values["noise"] is None else f", noise {range_text(values['noise'])}"
+    lines.append(f"log evidence {values['log_evidence']:.1f}{change}, prior precision {precision}{noise}")
     schema = la.state.schema or Schema()
     if schema.columns:
         values |= {"inputs": list(schema.inputs), "targets": list(schema.targets), "header": schema.header}
@@ -158,8 +161,8 @@ def tell(
     voice.answer(values, *lines, f"written to {out}")
 
 
-def precision_text(precision: Any) -> str:
+def range_text(numbers: Any) -> str:
     """One number, or the range of several."""
-    if isinstance(precision, list):
-        return f"{min(precision):.3g} to {max(precision):.3g}"
-    return f"{precision:.4g}"
+    if isinstance(numbers, list):
+        return f"{min(numbers):.3g} to {max(numbers):.3g}"
+    return f"{numbers:.4g}"

@@ -48,7 +48,7 @@ def predict(run: Run, data: str, out: Path | None) -> None:
     values: dict[str, Any] = {"predictions": None if out is None else str(out), "examples": count}
     if out is None:
         values["rows"] = rows(columns, names)
-    voice.answer(values, f"{count:,} predictions written to {out}")
+    voice.answer(values, f"{count:,} prediction{'s' * (count != 1)} written to {out}")
 
 
 def predict_all(

@@ -32,7 +32,7 @@ def recommend(run: Run, out: Path | None) -> None:
     weights = check_weights(settings, net)
     wanted = Wanted.of(settings, net, is_classification(family))
     data = load(require_setting(settings, "train", "--train DATA"), wanted)
-    net, data, family = standardise(settings, net, data, family)
+    net, data, family = standardise(settings, net, data, family, voice)
     refuse_misfit(net, data.value, family, settings)
     schema = None if data.schema == Schema() else data.schema
     known = Wanted.of(settings, net, wanted.categorical, schema=schema)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from ..posterior.schema import Schema
 from .output import Problem
 
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
-MISSING = ("", "-", "?", "na", "n/a", "null", "none")
+MISSING = ("", "-", "?", "na", "nan", "n/a", "null", "none")
+LOOKED_AT = 20  # rows from which separators are told
 WHOLE = re.compile(r"[+-]?\d+")
-SHOWN = 12  # names in a message
+SHOWN, LONG = 12, 100  # names in a message, and characters of them as an option
 # Rows below a first row of numbers that stands out, from which on it may be a header although the fit had none.
 ENOUGH = 10
 
@@ -40,32 +42,42 @@ class Table:
         column = self.names.index(name)
         return [row[column] for row in self.rows]
 
-    def numbers(self, names: Sequence[str]) -> Tensor:
+    def numbers(self, names: Sequence[str], targets: bool = False) -> Tensor:
         """(rows, names): columns in float64."""
         for name in names:
             if not all(map(is_number, self.column(name))):
-                self.refuse_words(name)
+                self.refuse_words(name, targets)
         columns = [list(map(float, self.column(name))) for name in names]
         return torch.tensor(columns, dtype=torch.float64).T.contiguous()
 
-    def refuse_words(self, name: str) -> NoReturn:
+    def refuse_words(self, name: str, target: bool) -> NoReturn:
         """Name the first cell of a column that is no number, and what to do about it."""
         others = {number: cell for number, cell in enumerate(self.column(name), 1) if not is_number(cell)}
         number, cell = next(iter(others.items()))
-        count = f" ({len(others)} of its {len(self.rows)} cells are none)" if len(others) > 1 else ""
-        advice = (
-            "Fill in missing cells as for the training, or remove their rows."
-            if is_missing(cell)
-            else "Write words as numbers as for the training, such as one column of 0 and 1 for each; leave the column "
-            "out, --inputs A,B,...; or, if it is the target, name it with --target."
-        )
-        raise Problem(f"{self.path}: row {number}, column {name!r} holds {cell!r}; expected a number{count}. {advice}")
+        many = f" ({len(others)} of {len(self.rows)} rows have none)" if len(others) > 1 else ""
+        if is_missing(cell):
+            advice = "Fill in missing cells as for the training, or remove their rows."
+        elif is_number(cell.replace(",", "")):
+            advice = "Write numbers with a decimal point and no other marks, such as 1234.5."
+        elif is_infinite(cell):
+            advice = "Leave such rows out, or put a number in."
+        elif target:
+            advice = "Classes that are words need --likelihood classification; or name another --target."
+        else:
+            advice = (
+                "Write words as numbers as for the training, such as one column of 0 and 1 for each; leave the column "
+                "out, --inputs A,B,...; or, if it is the target, name it with --target."
+            )
+        raise Problem(f"{self.path}: row {number}, column {name!r} holds {cell!r}; expected a number{many}. {advice}")
 
     def words(self, name: str) -> list[str]:
-        """The cells of a column of classes; refuse empty ones."""
+        """The cells of a column of classes; refuse empty ones, and missing ones among numbers."""
         cells = self.column(name)
-        if "" in cells:
-            raise Problem(f"{self.path}: row {cells.index('') + 1}, column {name!r} is empty; expected a class.")
+        numeric = any(map(is_number, cells)) and all(is_number(cell) or is_missing(cell) for cell in cells)
+        for number, cell in enumerate(cells, 1):
+            if cell == "" or (numeric and is_missing(cell)):
+                what = f"holds {cell!r}" if cell else "is empty"
+                raise Problem(f"{self.path}: row {number}, column {name!r} {what}; expected a class.")
         return cells
 
 
@@ -94,11 +106,32 @@ def cells(path: Path) -> list[list[str]]:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise Problem(f"{path} is not text in UTF-8 ({error}); save it as CSV in UTF-8.") from error
+    except csv.Error as error:
         raise Problem(f"{path} cannot be read as a table of text: {error}.") from error
     if not rows:
         raise Problem(f"{path} is empty; expected a table.")
+    refuse_separators(path, rows[:LOOKED_AT])
     return rows
+
+
+def refuse_separators(path: Path, rows: Sequence[Sequence[str]]) -> None:
+    """Refuse rows that have other marks between their cells than commas, which may be decimal ones then."""
+    for mark, word in SEPARATORS.items():
+        split_rows = [",".join(row).split(mark) for row in rows]
+        width = len(split_rows[0])
+        if width == 1 or any(len(row) != width for row in split_rows):
+            continue
+        with_commas = [cell.strip() for row in split_rows[1:] or split_rows for cell in row if "," in cell]
+        decimal = bool(with_commas) and all(is_number(cell.replace(",", ".")) for cell in with_commas)
+        if decimal or all(len(row) == 1 for row in rows):
+            options = f"sep={mark!r}" + (", decimal=','" if decimal else "")
+            raise Problem(
+                f"{path} has {word} between its cells{' and decimal commas' if decimal else ''}; expected commas "
+                f"between cells and decimal points, as pandas.read_csv({path.name!r}, {options}).to_csv('commas.csv', "
+                "index=False) writes them."
+            )
 
 
 def begins_with_names(path: Path, rows: Sequence[Sequence[str]], known: Schema) -> bool:
@@ -189,7 +222,7 @@ def split(
             raise Problem(f"{both[0]!r} is among the --inputs and is the target; name another with --target.")
         inputs = list(named) or [name for name in table.names if name not in targets]
         if not inputs:
-            raise Problem(f"{table.path} has the columns {describe(table)}; expected inputs beside the target.")
+            raise Problem(f"{table.path} has the columns {list_names(table.names)}; expected inputs beside the target.")
         return inputs, targets if labels else ()
     inputs, targets = list(known.inputs), list(chosen)
     if named and list(named) != inputs:
@@ -203,10 +236,12 @@ def split(
         raise Problem(f"--target {both[0]} was given; the posterior was fitted with {both[0]!r} as an input.")
     require(table, [*inputs, *(targets if labels else ())], ", which the posterior was fitted with")
     spare = [name for name in table.names if name not in (*inputs, *(targets if labels else ()))]
-    if unknown := [name for name in spare if name not in (*targets, *known.columns)]:
+    if not named and (unknown := [name for name in spare if name not in (*targets, *known.columns)]):
+        option = ",".join(inputs)
         raise Problem(
-            f"{table.path} has the column {unknown[0]!r}, which the posterior was not fitted with; "
-            f"expected {list_names(inputs)}. Remove the other columns."
+            f"{table.path} has the column {unknown[0]!r}, which the posterior was not fitted with; expected "
+            f"{list_names(inputs)}. Remove the other columns, or leave them out with --inputs "
+            f"{option if len(option) <= LONG else 'A,B,...'}."
         )
     if unasked := [name for name in spare if name in known.targets and name not in chosen]:
         warn(f"{table.path}: the target column {list_names(unasked)} is not used.")
@@ -218,19 +253,12 @@ def require(table: Table, names: Sequence[str], why: str = "") -> None:
     for name in names:
         if name not in table.names:
             near = nearest(name, table.names)
-            raise Problem(f"{table.path} has no column {name!r}{why}; {near}it has {describe(table)}.")
-
-
-def describe(table: Table) -> str:
-    """The columns; if there is only one, the separator that may be the reason."""
-    names = table.names
-    mark = next((word for mark, word in SEPARATORS.items() if len(names) == 1 and mark in names[0]), None)
-    return list_names(names) + (f", which contains {mark}; expected commas between cells" if mark else "")
+            raise Problem(f"{table.path} has no column {name!r}{why}; {near}it has {list_names(table.names)}.")
 
 
 def list_names(names: Sequence[str]) -> str:
     """The first of many names."""
-    return first_names(names, SHOWN)
+    return first_names([name or "''" for name in names], SHOWN)
 
 
 def is_missing(cell: str) -> bool:
@@ -239,9 +267,16 @@ def is_missing(cell: str) -> bool:
 
 
 def is_number(word: str) -> bool:
-    """Whether a cell holds a number; underscores, which Python accepts, do not count."""
+    """Whether a cell holds a finite number; underscores, which Python accepts, do not count."""
     try:
-        float(word)
+        return math.isfinite(float(word)) and "_" not in word
     except ValueError:
         return False
-    return "_" not in word
+
+
+def is_infinite(word: str) -> bool:
+    """Whether a cell says infinity, or a number that is too large."""
+    try:
+        return math.isinf(float(word))
+    except ValueError:
+        return False

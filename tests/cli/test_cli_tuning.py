@@ -1,0 +1,88 @@
+"""`peewit tune`, and `peewit fit --tune`: the tuning of the library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+import peewit as pw
+
+pytest.importorskip("typer", reason="no typer")
+
+from commands import classifier, data, furnished, run
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    yield from furnished(tmp_path, monkeypatch)
+
+
+def sure() -> torch.nn.Sequential:
+    """A network that is surer than a third of wrong labels allows, so that the best prior for them is neither limit."""
+    model = classifier()
+    with torch.no_grad():
+        for parameter in model[2].parameters():
+            parameter *= 10
+    return model
+
+
+def test_tuning_is_that_of_the_library(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    x, _ = data()
+    labels = sure()(x).argmax(-1)
+    labels[::3] = (labels[::3] + 1) % 3
+    torch.save(sure().state_dict(), "sure.pt")
+    numpy.savez("validation.npz", x=x.numpy(), y=labels.numpy())
+    common = "-m NET:classifier -w sure.pt"
+    assert run(f"fit {common} -l classification --train train.npz -o made.safetensors -q", place) == 0
+    capsys.readouterr()
+    la = pw.fit(sure(), data(), "classification")
+    expected = {
+        "--method evidence": la.tune(),
+        "--method validation --validation validation.npz": la.tune("validation", validation=(x, labels)),
+        "--at linear_mode --train train.npz": la.tune(at="linear_mode", train=data()),
+    }
+    best = [float(wanted.prior.precision) for wanted in expected.values()]
+    assert all(1e-2 < each < 1e2 for each in best) and min(best[1] / best[2], best[2] / best[0]) > 1.5
+    for way, wanted in expected.items():
+        assert run(f"tune {common} -p made.safetensors {way} -o tuned.safetensors --json", place) == 0
+        told = json.loads(capsys.readouterr().out)
+        tuned = pw.load("tuned.safetensors", sure())
+        # In float32, precisions that are 0.2 % apart around the best one have the same score.
+        torch.testing.assert_close(tuned.prior.precision, wanted.prior.precision, rtol=2e-2, atol=0)
+        assert told["prior_precision"] == pytest.approx(float(tuned.prior.precision), rel=1e-6)
+        assert told["log_evidence"] == pytest.approx(float(tuned.log_evidence()), rel=1e-4)
+        assert told["tuning"]["converged"] is True
+
+
+def test_the_linear_mode_of_a_fit_is_kept_in_tuning(place: str) -> None:
+    """`fit --tune` tunes where the fit takes its evidence."""
+    given = "-m NET:regressor -l regression --train numbers.csv --target sum --tune --set fit.at=linear_mode"
+    assert run(f"fit {given} -o b.safetensors -q", place) == 0
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    assert pw.load("b.safetensors", net).linear_mode is not None
+
+
+def test_tune_keeps_the_linear_mode_of_a_posterior(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the training data are given; else both ways are named."""
+    net = "-m NET:regressor"
+    given = f"{net} -l regression --train numbers.csv --target sum --at linear_mode -q"
+    assert run(f"fit {given} -o a.safetensors", place) == 0
+    assert run(f"fit {given} --tune -o b.safetensors", place) == 0
+    capsys.readouterr()
+    tune = f"tune {net} -p a.safetensors -o c.safetensors"
+    assert run(tune, place) == 2
+    told = capsys.readouterr().err
+    assert "--train DATA" in told and "--at trained_weights" in told and not Path("c.safetensors").exists()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    for way in ("", "--method validation --validation numbers.csv"):
+        assert run(f"{tune} --train numbers.csv {way} -q", place) == 0
+        assert pw.load("c.safetensors", model).state.has_own_linear_mode
+    assert run(f"{tune} --at trained_weights -q", place) == 0
+    assert pw.load("c.safetensors", model).linear_mode is None
