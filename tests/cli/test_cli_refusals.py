@@ -59,7 +59,7 @@ def fitted() -> pw.Laplace:
         ("fit -m NET:classifier -l classification --train named.csv --target no", "no column 'no'"),
         ("fit -m NET:classifier -l classification --train inputs.npz", "no targets"),
         ("fit -c run.toml --train ragged.csv", "row 2 has 2 cells; expected 3"),
-        ("fit -c run.toml --train bytes.csv", "cannot be read as a table"),
+        ("fit -c run.toml --train bytes.csv", "is not text in UTF-8"),
         ("fit -c run.toml --train cut.npz", "cannot be read as .npz"),
         ("fit -c run.toml --train objects.npz", "cannot be read as .npz"),
         ("fit -c run.toml --train holes.npz", "NaN"),

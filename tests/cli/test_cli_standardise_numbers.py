@@ -109,7 +109,10 @@ def test_numbers_are_those_of_standardised_ones_in_their_units(place: str, capsy
 
     capsys.readouterr()
     assert run(f"evaluate -m {place}:net -p made.safetensors --test train.npz {FEW} --json", place) == 0
-    methods = {each["name"]: each["metrics"] for each in json.loads(capsys.readouterr().out)["methods"]}
+    report = json.loads(capsys.readouterr().out)
+    assert report["settings"]["network"] == "Sequential" and report["title"] == "Uncertainty report"
+    assert "la = pw.load(" in report["code"] and "pw.fit(" not in report["code"], "which knows no scaling"
+    methods = {each["name"]: each["metrics"] for each in report["methods"]}
     surprise = 0.5 * (t - f) ** 2 / variance + 0.5 * (2 * math.pi * variance).log()
     inside = ((t - f).abs() <= 1.6448536269514722 * variance.sqrt()).double().mean()
     for name, value in (

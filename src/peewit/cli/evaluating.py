@@ -85,6 +85,8 @@ def measure(settings: Mapping[str, Any], voice: Voice) -> Report:
     refuse_misfit(model, data.value, likelihood, settings, "test")
     if "validation" in settings:
         arguments["validation"] = load(settings["validation"], wanted).value
+    if not isinstance(subject, Laplace) and data.schema.header:
+        arguments["columns"] = data.schema.inputs
     unlabelled = replace(wanted, labels=False)
     ood = {name: load(source, unlabelled).inputs() for name, source in settings.get("ood", {}).items()}
     if isinstance(subject, Laplace) and (predict := section(settings, "predict")):

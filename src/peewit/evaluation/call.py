@@ -19,6 +19,7 @@ from ..metrics.constant import constant_scores
 from ..network.batches import Batches
 from ..network.isolation import entry_point
 from ..network.nests import Inputs
+from ..network.scaling import network_name
 from ..predictions.families import family_of
 from ..runtime.progress import Progress
 from ..runtime.random import seed_of
@@ -289,8 +290,8 @@ def column_names(columns: Any, test: Any, first: Inputs, subject: Subject) -> tu
 
 def default_title(model: nn.Module) -> str:
     """With the class of the network, where that says something."""
-    name = type(model).__name__
-    return "Uncertainty report" if name in ("Sequential", "Standardised") else f"Uncertainty report: {name}"
+    name = network_name(model)
+    return "Uncertainty report" if name == "Sequential" else f"Uncertainty report: {name}"
 
 
 def remarks(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .variations import Variation
 
 TUNED = {"evidence": "", "training": "train=train", "validation": "validation=validation"}  # by the data that is given
+LOADED = 'la = pw.load("posterior.safetensors", model)  # as peewit fit --standardise wrote it'
 WIDTH = 100  # of a line
 
 
@@ -29,7 +30,8 @@ def code_of(la: Laplace | None, likelihood: Likelihood, arguments: Mapping[str, 
     if la is None:
         arguments = {"likelihood": likelihood_code(likelihood), **arguments}
     else:
-        lines += [*fit_code(la), ""]
+        scaled = la.schema is not None and la.schema.scaling is not None
+        lines += [*([LOADED] if scaled else fit_code(la)), ""]
     subject = "model" if la is None else "la"
     lines += call("report = pw.evaluate", [subject, "test", *(f"{name}={text}" for name, text in arguments.items())])
     return "\n".join([*lines, 'report.to_html("report.html")'])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..figures.summary import group_numbers, layer_numbers
 from ..likelihoods import Likelihood, WithNoise
+from ..network.scaling import network_name
 from ..runtime.version import __version__
 from ..weights.space import trainable
 
@@ -133,7 +134,7 @@ def trace_of(la: Laplace) -> dict[str, Any] | None:
 def settings_of(la: Laplace) -> dict[str, Any]:
     """How the posterior was made."""
     settings: dict[str, Any] = {
-        "network": type(la.model).__name__,
+        "network": network_name(la.model),
         "likelihood": type(la.likelihood).__name__,
         "structure": type(la.structure).__name__,
         "curvature": la.curvature.name,

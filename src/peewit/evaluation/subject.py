@@ -21,6 +21,7 @@ from ..network.calling import call
 from ..network.isolation import isolated
 from ..network.modules import device_of, unwrap
 from ..network.nests import Inputs
+from ..network.scaling import network_name
 from ..posterior.network import network_of
 from ..predictions.families import family_of
 from ..runtime.memory import Budget, budget
@@ -200,7 +201,7 @@ class Subject:
 
     def describe(self) -> dict[str, Any]:
         """Settings of a plain network."""
-        settings = {"network": type(self.model).__name__, "likelihood": type(self.likelihood).__name__}
+        settings = {"network": network_name(self.model), "likelihood": type(self.likelihood).__name__}
         noise = noise_of(self.likelihood)
         return settings if noise is None else {**settings, "noise": noise}
 

@@ -91,3 +91,8 @@ class Standardised(nn.Module):
 def unscale(model: nn.Module) -> nn.Module:
     """The network as it was made, without a scaling around it."""
     return model.network if isinstance(model, Standardised) else model
+
+
+def network_name(model: nn.Module) -> str:
+    """The class of a network, without a scaling around it."""
+    return type(unscaled(model)).__name__
