@@ -40,7 +40,10 @@ The words of these pages and of [the report](report.md), in plain English. `make
 """
 GROUPS = {
     "Fit and load": ("fit", "load", "Laplace", "products", "Products"),
-    "Likelihoods": ("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson", "Custom"),
+    "Likelihoods": (
+        *("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson"),
+        *("Preference", "Pair", "Custom"),
+    ),
     "Priors": ("Prior",),
     "Structures": ("Kron", "EKFAC", "Diag", "Block", "Full"),
     "Curvature": ("Auto", "GGN", "MonteCarlo", "Empirical", "Hessian"),

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from .fitting import fit, products
     from .integrations import sklearn
     from .laplace import Laplace, load, validation_nll
-    from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson
+    from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson, Preference
     from .messages.errors import ArgumentTypeError, MismatchError, MissingPackageError, NotFiniteError, PeewitError
     from .messages.warnings import RoundingWarning, TuningWarning, UnderconfidenceWarning
+    from .network.nests import Pair
     from .posterior.coverage import Coverage
     from .posterior.evidence import Evidence
     from .posterior.linear_mode import LinearMode
@@ -68,9 +69,11 @@ __all__ = [
     "MonteCarlo",
     "NotFiniteError",
     "Outputs",
+    "Pair",
     "PeewitError",
     "Poisson",
     "Prediction",
+    "Preference",
     "Prior",
     "Products",
     "Recommendation",
@@ -105,9 +108,18 @@ SOURCES = {
     "evaluation": ("Report", "Sweep", "evaluate", "sweep"),
     "fitting": ("fit", "products"),
     "laplace": ("Laplace", "load", "validation_nll"),
-    "likelihoods": ("Bernoulli", "Categorical", "Custom", "Gaussian", "HeteroscedasticGaussian", "Poisson"),
+    "likelihoods": (
+        "Bernoulli",
+        "Categorical",
+        "Custom",
+        "Gaussian",
+        "HeteroscedasticGaussian",
+        "Poisson",
+        "Preference",
+    ),
     "messages.errors": ("ArgumentTypeError", "MismatchError", "MissingPackageError", "NotFiniteError", "PeewitError"),
     "messages.warnings": ("RoundingWarning", "TuningWarning", "UnderconfidenceWarning"),
+    "network.nests": ("Pair",),
     "posterior.coverage": ("Coverage",),
     "posterior.evidence": ("Evidence",),
     "posterior.linear_mode": ("LinearMode",),

@@ -144,6 +144,8 @@ DEFAULTS: dict[str, tuple[Any, Any]] = {
     "caveat": (lambda own: own.caveat, ""),
     "domain": (lambda own: own.domain, ""),
     "form": (lambda own: own.form(normal(20, 2), Y), FORM),
+    "check_inputs": (lambda own: own.check_inputs(FLAT) is FLAT, True),
+    "asked": (lambda own: own.asked(FLAT) is own, True),
     "bind": (lambda own: own.bind(FORM) is own, True),
     "targets": (lambda own: own.targets(Y, FORM), FLAT),
     "valid": (lambda own: [bool(own.valid(each, FORM)) for each in (FLAT, FLAT / 0)], [True, False]),

@@ -109,7 +109,7 @@ class Pieces:
 
     def _check(self, inputs: Inputs, targets: Tensor) -> LabelCheck:
         """Bring targets into form and ask, without waiting, whether they are right and whether some are ignored."""
-        shape = (count(inputs), *self.network.knowledge.shape(inputs))
+        shape = (count(self.likelihood.check_inputs(inputs)), *self.network.knowledge.shape(inputs))
         labels = Labelled.of(self.likelihood, torch.empty(shape, device="meta"), targets, self.form)
         self.form = labels.form
         return LabelCheck(inputs, labels)
@@ -122,7 +122,7 @@ def labelled_outputs(
     seen = 0
     for inputs, targets in pieces:
         try:
-            output = output_of(model, inputs)
+            output = output_of(model, likelihood.check_inputs(inputs))
             labels = Labelled.of(likelihood, output, targets, form).check()
         except InExample as error:
             raise watch.locate(error, seen) from None

@@ -12,15 +12,17 @@ from .heteroscedastic import HeteroscedasticGaussian
 from .labelled import Labelled
 from .own_loss import like_own_loss, warn_of_copied_labels
 from .poisson import Poisson
+from .preference import Preference
 from .probabilities import warn_of_probabilities
 
-LikelihoodName: TypeAlias = Literal["classification", "binary", "regression", "heteroscedastic", "count"]
+LikelihoodName: TypeAlias = Literal["classification", "binary", "regression", "heteroscedastic", "count", "preference"]
 NAMES: dict[LikelihoodName, type[Likelihood]] = {
     "classification": Categorical,
     "binary": Bernoulli,
     "regression": Gaussian,
     "heteroscedastic": HeteroscedasticGaussian,
     "count": Poisson,
+    "preference": Preference,
 }
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "Likelihood",
     "LikelihoodName",
     "Poisson",
+    "Preference",
     "WithNatural",
     "WithNoise",
     "like_own_loss",

@@ -7,6 +7,7 @@ positions of an example (one where there are none).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,6 +51,14 @@ class Likelihood(ABC):
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """Where the outputs are, as in an earlier batch's `like`; raises where targets do not have their shape."""
         return equal_form(f, y, self.title)
+
+    def check_inputs(self, inputs: Any) -> Any:
+        """Inputs of data; raises where they are not of the kind that the likelihood is about: any are."""
+        return inputs
+
+    def asked(self, inputs: Any) -> Likelihood:
+        """The likelihood of what is asked about inputs: itself, unless they are of another kind than the data's."""
+        return self
 
     def bind(self, form: Form) -> Likelihood:
         """The same likelihood, knowing the shape of the outputs: itself where it need not know."""

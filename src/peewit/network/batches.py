@@ -13,9 +13,32 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ..messages.arguments import is_array, refuse_arrays, refuse_data
 from ..messages.errors import ArgumentTypeError, PeewitError
-from .nests import Inputs, count, have_same_form, join, map_tensors, take, tensors
+from .nests import Inputs, Pair, count, have_same_form, join, map_tensors, take, tensors
 
 LABELS = ("labels", "label", "targets", "target", "y")  # under which a mapping has its targets
+
+
+CHOSEN, REJECTED = "_chosen", "_rejected"  # ends of names, in mappings that hold pairs
+
+
+def pair_of(batch: Any) -> Pair | None:
+    """The pairs of a batch without labels, whose first inputs were preferred; None for other batches."""
+    if isinstance(batch, Pair) or not isinstance(batch, Mapping):
+        return batch if isinstance(batch, Pair) else None
+    first, second = (
+        {name.removesuffix(end): value for name, value in batch.items() if str(name).endswith(end)}
+        for end in (CHOSEN, REJECTED)
+    )
+    if not first or not second:
+        return None
+    others = [str(name) for name, value in batch.items() if not str(name).endswith((CHOSEN, REJECTED))]
+    others = [name for name in others if isinstance(batch[name], Tensor)]
+    if first.keys() != second.keys() or others:
+        raise PeewitError(
+            f"A batch of pairs has the keys {sorted(map(str, batch))}; expected the same names with '{CHOSEN}' and "
+            f"with '{REJECTED}', and no other tensors, such as margins."
+        )
+    return Pair(first, second)
 
 
 def without_labels(model: nn.Module, inputs: Any) -> Any:
@@ -23,6 +46,8 @@ def without_labels(model: nn.Module, inputs: Any) -> Any:
 
     A name that the forward pass needs is an input, whatever it says; so is one of an argument that is not `labels`.
     """
+    if (pair := pair_of(inputs)) is not None:
+        return pair
     key = next((key for key in LABELS if key in inputs), None) if isinstance(inputs, Mapping) else None
     if key is None:
         return inputs
@@ -33,7 +58,9 @@ def without_labels(model: nn.Module, inputs: Any) -> Any:
 
 
 def split_batch(batch: Any) -> tuple[Inputs, Any]:
-    """A batch is `(x, y)`, `((x1, x2), y)`, or a mapping with `labels` (or `y`, `target`)."""
+    """A batch is `(x, y)`, `((x1, x2), y)`, a mapping with `labels` (or `y`, `target`), or pairs, each with a one."""
+    if (pair := pair_of(batch)) is not None:
+        return pair, torch.ones(count(pair), device="cpu")
     if isinstance(batch, Mapping):
         for key in LABELS:
             if key in batch:
@@ -52,6 +79,7 @@ class Batches:
     """Data as an iterable of `(inputs, targets)` on one device; a pair of tensors is cut into batches."""
 
     def __init__(self, data: Any, device: torch.device, name: str = "The data", batch_size: int = 256) -> None:
+        data = split_batch(data) if isinstance(data, Pair) else data
         self.data = data
         self.device = device
         self.name = name  # in messages

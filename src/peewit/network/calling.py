@@ -12,15 +12,18 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from ..messages.errors import ArgumentTypeError
-from .nests import Inputs, map_tensors, tensors
+from .nests import Inputs, Pair, map_tensors, tensors
 from .workarounds import DenseNorms
 
 
 def run(network: Callable[..., Any], inputs: Inputs) -> Any:
-    """Call a network: mappings become keyword arguments, tuples and lists positional ones.
+    """Call a network: mappings become keyword arguments, tuples and lists positional ones; pairs are two calls.
 
     It gets a copy of the inputs: some networks write into theirs, and these are the user's data.
     """
+    if isinstance(inputs, Pair):
+        first, second = (output_in(run(network, each)) for each in inputs)
+        return first - second
     inputs = map_tensors(torch.clone, inputs)
     with nullcontext() if any(each.is_cuda for each in tensors(inputs)) else DenseNorms():
         if isinstance(inputs, Mapping):

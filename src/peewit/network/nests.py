@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch.utils.checkpoint
 from torch import Tensor
@@ -17,6 +17,29 @@ Inputs: TypeAlias = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 Batch: TypeAlias = Sequence[Any] | Mapping[str, Any]
 # Inputs and targets as tensors, or a DataLoader or another iterable of batches.
 Data: TypeAlias = tuple[Inputs, Tensor] | Iterable[Batch]
+
+
+class Pair(NamedTuple):
+    """Two inputs of a network that are compared: its output is that for the first less that for the second.
+
+    Reward models are fitted to pairs, by `pw.fit(model, pairs, "preference")`. A batch of pairs is `pw.Pair(chosen,
+    rejected)`, where the first input was preferred in every example, or `(pw.Pair(first, second), y)` with y (N,) one
+    where it was, zero where it was not, and a number between for ties. A mapping with "input_ids_chosen",
+    "input_ids_rejected" and so on is a pair too.
+
+    Attributes:
+        first: Inputs of the network, N of them: a tensor, or a tuple or mapping of tensors.
+        second: Inputs of the same kind, N of them.
+
+    Example:
+        >>> reward = torch.nn.Linear(2, 1, bias=False)
+        >>> la = pw.fit(reward, pw.Pair(x[:30], x[30:]), "preference")
+        >>> la.predict(pw.Pair(x[:5], x[5:10])).probs.shape, la.predict(x[:5]).mean.shape
+        (torch.Size([5, 1]), torch.Size([5, 1]))
+    """
+
+    first: Any
+    second: Any
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
@@ -85,5 +108,6 @@ def join(batches: list[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: join([batch[key] for batch in batches]) for key in first}
     if isinstance(first, list | tuple):
-        return type(first)(join(list(each)) for each in zip(*batches, strict=True))
+        joined = [join(list(each)) for each in zip(*batches, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
     return first

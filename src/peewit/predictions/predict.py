@@ -12,6 +12,7 @@ from torch import Tensor
 from ..likelihoods import Form
 from ..messages.arguments import check_generator
 from ..messages.names import spelled
+from ..network.batches import without_labels
 from ..network.nests import Inputs
 from ..posterior.linear_mode import At
 from ..posterior.network import Network, TooManyOutputs, network_of
@@ -42,12 +43,14 @@ def predict(
     progress: bool = False,
 ) -> Prediction:
     """The belief about the outputs, and the prediction made of it; `Laplace.predict` explains the options."""
-    options = PredictOptions.of(la.likelihood, method, link, samples, joint, create_graph, at)
+    x = without_labels(la.model, x)
+    likelihood = la.likelihood.asked(x)
+    options = PredictOptions.of(likelihood, method, link, samples, joint, create_graph, at)
     check_generator(generator)
     with torch.set_grad_enabled(options.create_graph):
         ask: Callable[..., Belief] = sampled_belief if options.method == "sampled" else linearised_belief
         belief = ask(la, network_of(la, memory, progress, quickly=True), x, options, generator)
-        return make_prediction(belief, la.likelihood, options.link)
+        return make_prediction(belief, likelihood, options.link)
 
 
 def linearised_belief(

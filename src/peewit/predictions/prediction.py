@@ -49,6 +49,7 @@ class Prediction(ABC):
 
     - `pw.Categorical`: `pw.Classes`;
     - `pw.Bernoulli`: `pw.Binary`;
+    - `pw.Preference`: `pw.Binary` for pairs, `pw.Outputs` for single inputs;
     - `pw.Gaussian`: `pw.Regression`; with `link="mc"` or `method="sampled"`, `pw.Mixture`;
     - `pw.HeteroscedasticGaussian`: `pw.Mixture`; with `link="natural"` or `link="mean"`, `pw.Regression`;
     - `pw.Poisson`: `pw.Mixture`;

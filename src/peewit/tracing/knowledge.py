@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix
 from ..network.calling import with_weights
-from ..network.nests import Inputs, tensors
+from ..network.nests import Inputs, Pair, tensors
 from ..weights.ranges import WeightRange
 from .layers.contract import Lift, Use
 from .layers.examples import BatchAxis
@@ -169,6 +169,8 @@ class Learner:
 def signature(inputs: Inputs) -> Signature:
     """Keyword or position, dtype and shape of one example's tensors."""
     entries: Any = [("", inputs)]
+    if isinstance(inputs, Pair):
+        inputs = {f"{place} of a pair": each for place, each in inputs._asdict().items()}
     if isinstance(inputs, Mapping | list | tuple):
         entries = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
     return tuple(
