@@ -95,9 +95,7 @@ def test_lists_are_deep_enough(written: str, expected: str) -> None:
 def test_the_first_use_of_a_word_is_explained() -> None:
     """Not in headings, tables, code and links, and only once."""
     entries = site_hooks.glossary_entries("# Glossary\n\n## Last layer\n\nThe last one.\n\n## GGN\n\nA matrix.\n")
-    page = (
-        "# Last layer\n\n| GGN |\n\n`GGN`, 'GGN', [GGN](a):\nthe last layers, GGN, GGN.\n\n```python\nGGN\n```\n"
-    )
+    page = "# Last layer\n\n| GGN |\n\n`GGN`, 'GGN', [GGN](a):\nthe last layers, GGN, GGN.\n\n```python\nGGN\n```\n"
     page = page.replace("'", '"')
     expected = page.replace(
         "the last layers, GGN, GGN",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import peewit as pw
 
 from ..messages.names import first_names
-from ..network.scaling import Scaling, Standardised, unscaled
+from ..network.scaling import Scaling, Standardised, unscale
 from ..posterior.schema import Schema
 from .datasets import LoadedData
 from .networks import is_regression
@@ -95,5 +95,5 @@ def as_inner(weights: Any, net: nn.Module) -> Any:
         return weights
     if not isinstance(weights, str):
         return [as_inner(name, net) for name in weights]
-    inner = any(name.startswith(PREFIX) for name, _ in unscaled(net).named_parameters())
+    inner = any(name.startswith(PREFIX) for name, _ in unscale(net).named_parameters())
     return weights if weights.startswith(PREFIX) and not inner else f"{PREFIX}{weights}"

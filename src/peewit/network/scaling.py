@@ -95,4 +95,4 @@ def unscale(model: nn.Module) -> nn.Module:
 
 def network_name(model: nn.Module) -> str:
     """The class of a network, without a scaling around it."""
-    return type(unscaled(model)).__name__
+    return type(unscale(model)).__name__
