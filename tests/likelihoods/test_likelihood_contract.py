@@ -252,6 +252,7 @@ LINKS = {  # the default first, as docs/predictions.md has them
     "regression": ("exact", "mc"),
     "heteroscedastic": ("mc", "natural", "mean"),
     "count": ("exact", "mc"),
+    "preference": ("probit", "mc"),
 }
 
 

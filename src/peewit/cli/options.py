@@ -12,7 +12,7 @@ from .output import Problem
 
 RUN, SHOW = "The run", "What is shown"  # parts of a help page
 # What the library knows by name: written here too, so that help need not load it. A test compares them.
-LIKELIHOODS = ("classification", "binary", "regression", "heteroscedastic", "count")
+LIKELIHOODS = ("classification", "binary", "regression", "heteroscedastic", "count", "preference")
 STRUCTURES = ("diag", "block", "full", "kron", "ekfac")
 CURVATURES = ("auto", "ggn", "fisher", "empirical", "hessian")
 SHIFTS = ("noise", "blur", "contrast", "rotation")

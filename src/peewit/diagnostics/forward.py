@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import likelihoods
 from ..curvature.pieces import labelled_outputs
-from ..likelihoods import Likelihood
+from ..likelihoods import Likelihood, like_own_loss
 from ..messages.names import resolve_name
 from ..network.batches import Batches
 from ..network.finite import Watch
@@ -27,6 +27,7 @@ def check_outputs(model: nn.Module, data: Any, likelihood: str | Likelihood, whe
     if batches.one_shot:
         return None
     family: Likelihood = resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
+    family = like_own_loss(model, family, batches.first)
     sample, watch = Sample(), Watch()
     with isolated(model), torch.no_grad():
         for _, output, labels in labelled_outputs(model, watch.count_batches(batches), family, None, watch):
