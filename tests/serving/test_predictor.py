@@ -300,3 +300,13 @@ def test_no_waiting_for_the_device(structure: str) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(found, expected)
+
+
+def test_labels_of_a_batch_are_left_out() -> None:
+    """As `la.predict` leaves them out."""
+    model, x, y = BY_NAME["mapping_input"].make(4)
+    la = fitted(model, x, y, "classification", weights="last_layer")
+    batch = {**moved(x), "labels": moved(y)}
+    predictor = la.predictor(batch)
+    assert_equal(predictor(batch), la.predict(batch))
+    assert_equal(predictor(moved(x)), la.predict(batch))

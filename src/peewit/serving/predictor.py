@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import torch
 
 from ..messages.arguments import refuse_inputs
 from ..messages.errors import MismatchError, PeewitError
+from ..network.batches import without_labels
 from ..network.isolation import entry_point, outside_caller_modes
 from ..network.nests import Inputs, count, map_tensors
 from ..posterior.network import network_of
@@ -44,6 +46,7 @@ class Predictor:
 
     def __init__(self, state: PosteriorState, x: Inputs, options: PredictOptions, memory: float | None) -> None:
         """`la.predictor` makes one; users do not."""
+        x = without_labels(state.model, x)
         refuse_inputs(x)
         network = network_of(state, memory)  # refuses a network that has changed, having looked at all of it
         self._state = state
@@ -74,7 +77,7 @@ class Predictor:
             >>> la.predictor(x[:1])(x).epistemic.shape
             torch.Size([60])
         """
-        with _modes():
+        with outside_modes():
             return self._way(self._ready(x))
 
     @entry_point
@@ -91,6 +94,8 @@ class Predictor:
 
     def _ready(self, x: Inputs) -> Inputs:
         """Inputs of the right kind, on the network's device."""
+        if isinstance(x, Mapping):
+            x = without_labels(self._state.model, x)
         if signature(x) != self._signature:
             refuse_inputs(x)
             raise MismatchError(
@@ -122,7 +127,7 @@ def _in_words(shapes: Signature) -> str:
     return " and ".join(words) or "no tensors"
 
 
-def _modes() -> AbstractContextManager[Any]:
+def outside_modes() -> AbstractContextManager[Any]:
     """Outside the caller's inference mode and, where there is one, autocast."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return outside_caller_modes()
