@@ -155,14 +155,14 @@ def spectral_form(precision: Blocks, jacobians: dict[WeightRange, Piece], mean: 
         else:
             turned = Turned(turn=None if turn is None else turn[0], table=table[0], ones=jacobian.acts.ones)
             known.parts.append(turned)
-    found = [*bases.values()]
-    if not found:
+    all_bases = [*bases.values()]
+    if not all_bases:
         return None
-    if all(each.basis is None for each in found):
-        return SpectralForm(bases=found, basis=None, dtype=dtype)
+    if all(each.basis is None for each in all_bases):
+        return SpectralForm(bases=all_bases, basis=None, dtype=dtype)
     identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
-    columns = [identity if each.basis is None else each.basis.to(mean.dtype) for each in found]
-    return SpectralForm(bases=found, basis=torch.cat(columns, -1).detach(), dtype=dtype)
+    columns = [identity if each.basis is None else each.basis.to(mean.dtype) for each in all_bases]
+    return SpectralForm(bases=all_bases, basis=torch.cat(columns, -1).detach(), dtype=dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

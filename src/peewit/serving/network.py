@@ -70,7 +70,7 @@ class ServedNetwork(Network):
 
 @dataclass(frozen=True, kw_only=True)
 class LastLayer:
-    """The layer of a copy whose output is the network's own; it keeps what it is given."""
+    """The layer of a copy whose output is the network's own; it keeps its inputs."""
 
     layer: nn.Module
     inputs: list[Tensor]  # of the pass at hand
@@ -91,7 +91,7 @@ class LastLayer:
         return LastLayer(layer=layer, inputs=inputs, shapes=shapes)
 
     def take(self) -> tuple[Tensor, tuple[int, ...]]:
-        """What it was given, and the shape of its output, once per pass."""
+        """Its inputs, and the shape of its output, once per pass."""
         (x,), (shape,) = self.inputs, self.shapes
         self.clear()
         return x, shape
@@ -114,7 +114,7 @@ class ClosedNetwork(ServedNetwork):
         return mode_for(self.model)
 
     def plain_pass(self, x: Inputs) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-        """The network's output, and what its last layer was given, with the shape of that layer's output."""
+        """The network's output, and the inputs of its last layer, with the shape of that layer's output."""
         self.last.clear()
         with torch.no_grad(), nullcontext() if self._plain_mode is None else self._plain_mode():
             output = output_in(run_plainly(self.model, map_tensors(torch.clone, x)))
@@ -126,7 +126,7 @@ class ClosedNetwork(ServedNetwork):
             some = take(x, chosen)
             yield self.tape(some, *self.plain_pass(some))
 
-    def tape(self, x: Inputs, output: Tensor, given: Tensor, shape: tuple[int, ...]) -> Tape:
+    def tape(self, x: Inputs, output: Tensor, layer_inputs: Tensor, shape: tuple[int, ...]) -> Tape:
         """A recording of the last layer from a plain pass."""
         tape = Tape(
             model=self.model,
@@ -134,7 +134,7 @@ class ClosedNetwork(ServedNetwork):
             inputs=x,
             examples=count(x),
             output=output,
-            uses=[replace(self.use, inputs=(given,), shape=shape, versions=(given._version,), cache={})],
+            uses=[replace(self.use, inputs=(layer_inputs,), shape=shape, versions=(layer_inputs._version,), cache={})],
             lifts=[],
             generic=(),
             learner=Learner(self.knowledge),

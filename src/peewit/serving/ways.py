@@ -139,15 +139,15 @@ def owners_of(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
 
 def agrees(pool: Pool[ClosedNetwork], tape: Tape) -> bool:
     """Whether a plain pass gives the output that a recording gave, and the last layer the same inputs."""
-    (given,) = tape.uses[0].inputs
+    (layer_inputs,) = tape.uses[0].inputs
     with pool.borrow() as network:
         try:
             output, seen, shape = network.plain_pass(tape.inputs)
         except (TypeError, ValueError):  # the layer is called with other arguments, never, or several times
             return False
-    same = seen.shape == given.shape and seen.dtype == given.dtype and shape == tuple(tape.uses[0].shape)
-    bound = 1e-3 * float(given.abs().max()) + 1e-6
-    return same and output.shape == tape.output.shape and torch.allclose(seen, given, rtol=1e-3, atol=bound)
+    same = seen.shape == layer_inputs.shape and seen.dtype == layer_inputs.dtype and shape == tuple(tape.uses[0].shape)
+    bound = 1e-3 * float(layer_inputs.abs().max()) + 1e-6
+    return same and output.shape == tape.output.shape and torch.allclose(seen, layer_inputs, rtol=1e-3, atol=bound)
 
 
 def pool_of(make: Callable[[], Served | None]) -> Pool[Served] | None:
@@ -205,8 +205,8 @@ def closed_form_way(state: PosteriorState, pool: Pool[ClosedNetwork], x: Inputs,
         if type(network.use.rule) is not LinearRule or network.use.options is not None:
             return None
         form = Form(network.axis, network.knowledge.shape(x))
-        output, given, shape = network.plain_pass(x)
-        gaussian_form = form_of(state, network.tape(x, output, given, shape), form)
+        output, layer_inputs, shape = network.plain_pass(x)
+        gaussian_form = form_of(state, network.tape(x, output, layer_inputs, shape), form)
         budget, arithmetic = network.budget, network.budget.arithmetic
     if gaussian_form is None:
         return None
@@ -257,22 +257,22 @@ class ClosedForm:
         """At inputs of the right kind."""
         with self.pool.borrow() as network:
             parts = [network.plain_pass(some) for some in self._slices(x)]
-        output, given, shape = parts[0]
+        output, layer_inputs, shape = parts[0]
         if len(parts) > 1:
-            output, given = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+            output, layer_inputs = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
             shape = (sum(part[2][0] for part in parts), *shape[1:])
         mean = flat_outputs(self.common.form, output)
         if self.shift is not None:
-            pieces = network.tape(x, output, given, shape).pull_outputs()
+            pieces = network.tape(x, output, layer_inputs, shape).pull_outputs()
             change = apply(pieces, self.state.space, self.shift[None])[0].T.reshape(output.shape)
             mean = flat_outputs(self.common.form, output + change.to(output.dtype))
 
         def covariances() -> Tensor:
             with torch.no_grad():
-                tape = network.tape(x, output, given, shape)
+                tape = network.tape(x, output, layer_inputs, shape)
                 return covariance_blocks(self.state.precision, tape, self.common.form).to(mean.dtype)
 
-        inputs = given.reshape(len(mean), -1, given.shape[-1])
+        inputs = layer_inputs.reshape(len(mean), -1, layer_inputs.shape[-1])
         return self.form.gaussian(self.common, inputs, mean, covariances)
 
     def _slices(self, x: Inputs) -> list[Inputs]:
