@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from .priors.prior import Prior
     from .recommendation.call import recommend
     from .recommendation.result import Recommendation
-    from .serving.predictor import Predictor
     from .tracing.selection import Subnetwork
 
 __all__ = [
@@ -74,7 +73,6 @@ __all__ = [
     "PeewitError",
     "Poisson",
     "Prediction",
-    "Predictor",
     "Preference",
     "Prior",
     "Products",
@@ -135,7 +133,6 @@ SOURCES = {
     "predictions.regression": ("Regression",),
     "priors.prior": ("Prior",),
     "recommendation": ("Recommendation", "recommend"),
-    "serving.predictor": ("Predictor",),
     "tracing.selection": ("Subnetwork",),
 }
 

@@ -74,6 +74,29 @@ def test_a_phone_does_not_scroll_sideways(name: str, chromium: Any, files: dict[
         assert page.evaluate(wide) <= 376
 
 
+def test_a_phone_has_one_line_of_contents_and_whole_menus(chromium: Any, files: dict[str, Path]) -> None:
+    with opened(chromium, files["classification"], width=375, height=800) as page:
+        ready(page)
+        assert page.locator("nav").bounding_box()["height"] < 60
+        for menu in page.locator("select").all():
+            menu.evaluate("""each => {
+                const own = document.createElement("canvas").getContext("2d");
+                own.font = getComputedStyle(each).font;
+                const widest = Math.max(...[...each.options].map(option => own.measureText(option.text).width));
+                each.dataset.fits = widest + 40 < each.clientWidth;
+            }""")
+            assert menu.get_attribute("data-fits") == "true", menu.get_attribute("id")
+
+
+def test_a_figure_stands_in_the_first_screen_below_cards_of_one_height(chromium: Any, files: dict[str, Path]) -> None:
+    with opened(chromium, files["classification"], width=1280, height=900) as page:
+        ready(page)
+        heights = [card.bounding_box()["height"] for card in page.locator(".card").all()]
+        assert len(heights) == 3 and max(heights) - min(heights) < 2
+        chart = page.locator("#figure-compare .variant:not([hidden]) .chart").bounding_box()
+        assert chart["y"] + 150 < 900
+
+
 def colours(page: Any) -> tuple[str, str]:
     """Of the page, and of a figure's text."""
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -18,7 +18,7 @@ from peewit.evaluation import Report
 from peewit.metrics.results import Curve, Detection, Estimate, MethodScores, Reliability, Shift
 from peewit.report import markup, words
 from peewit.report.page import embed
-from peewit.report.pictures import gallery, png
+from peewit.report.pictures import gallery, groups_of, png
 from peewit.report.sections import scores_table
 from peewit.report.summary import FAIR, GOOD, OPEN, POOR, Answer, answers, chance_error, excess
 from reports import bins, classification, near, regression, specimen
@@ -45,7 +45,9 @@ def test_the_sentence_about_an_overconfident_network() -> None:
     assert f"about {100 * chance_error(bins(0.074)):.1f} points would come from chance alone" in said(calibrated)
     assert changed.mood == GOOD and "from 7.4 % to 1.4 %" in said(changed)
     assert "Accuracy stayed at 84.3 %." in changed.sentences[0].replace("\N{NO-BREAK SPACE}", " ")
-    assert "86 of 100 (85 to 87; a coin would say 50), the plain network in 78" in said(unknown)
+    text = said(unknown)
+    assert "By mutual information, Laplace is less sure of “bags and boots” than of a known input in 87 of" in text
+    assert "100 pairs (86 to 88; a coin would say 50); Plain network by entropy in 78; temperature" in text
     assert "(noise, at its strongest) accuracy goes from 84 % to 24 %" in said(unknown)
     assert "and its confidence from 85 % to 75 %" in said(unknown)
     assert "too sure, by 51 points" in said(unknown)
@@ -298,12 +300,14 @@ def test_images_are_what_they_were(channels: int) -> None:
 
 
 def test_the_gallery_says_what_was_predicted() -> None:
-    made = gallery(classification())
+    report = classification()
+    made = gallery(report, groups_of(report))
     assert made is not None
     text = made.text.replace("\N{NO-BREAK SPACE}", " ")
     assert "trouser, 99.0 %" in text and "wrong: trouser" in text and text.count("<img ") == 12
     assert base64.b64decode(re.findall(r"base64,([^\"]+)", text)[0]).startswith(b"\x89PNG")
-    assert gallery(replace(classification(), surest=(specimen(1, True, image=False),), least_sure=())) is None
+    bare = replace(report, surest=(specimen(1, True, image=False),), least_sure=())
+    assert gallery(bare, groups_of(bare)) is None
 
 
 def test_no_sentence_about_unknown_inputs_without_any() -> None:

@@ -28,7 +28,6 @@ ROOMS = (
     "curvature.structures",
     "posterior",
     "predictions",
-    "serving",
     "linear_model",
     "tuning",
     "diagnostics",

@@ -147,7 +147,7 @@ def evaluate(
         classes=names,
         coverage=() if la is None else describing.coverage_of(la),
         posterior={} if la is None else describing.posterior_of(la),
-        settings=settings_of(subject, numbers[0], variations, unknown, options),
+        settings=settings_of(subject, numbers[0], variations, unknown, options, validation is not None),
         versions=describing.versions(),
         notes=(*notes, *remarks(subject, results[0].metrics, variations, gallery.limits, numbers[0], options)),
         sure_wrong=gallery.chosen_wrong(),
@@ -187,12 +187,14 @@ def settings_of(
     variations: Sequence[Variation],
     unknown: Mapping[str, Any],
     options: EvaluationOptions,
+    validated: bool,
 ) -> dict[str, Any]:
     """What it takes to make the report again."""
     return {
         **(subject.describe() if subject.la is None else describing.settings_of(subject.la)),
         "device": describing.device_name(subject.device),
         "test examples": numbers.examples,
+        "validation data": validated,
         "labelled positions": sum(map(len, numbers.batches)),
         "bootstrap draws": options.intervals,
         "seed": options.known_seed,

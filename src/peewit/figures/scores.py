@@ -199,6 +199,10 @@ def shift_curves(report: Results, kind: VariationKind = "shifts", metric: str | 
     )
     title = style.sentence(words)
     style.finish(figure, title, alt, x="strength", y=words, top=44 if len(names) > 1 else 0)
+    strengths = [strength for shifts in shifts_by_name.values() for _, shift in shifts for strength in shift.strengths]
+    figure.update_xaxes(**style.fractions(strengths))
+    if (ideal := catalogue.describe(wanted).ideal) is not None:
+        figure.add_hline(y=ideal, line={"color": GREY, "dash": "dot"})
     if len(names) > 1:
         choices = [(name, [owner == name for owner in owners]) for name in names]
         figure.update_layout(updatemenus=[style.visibility_menu(choices)])
@@ -212,11 +216,14 @@ def shift_line(method: str, number: int, shift: Shift, metric: str, visible: boo
         x=list(shift.strengths),
         y=[each.value for each in values],
         error_y=whiskers(values),
-        text=[with_interval(each) for each in values],
+        text=[
+            f"strength {style.strength(strength)}: {with_interval(each)}"
+            for strength, each in zip(shift.strengths, values, strict=True)
+        ],
         mode="lines+markers",
         name=method,
         visible=visible,
-        hovertemplate=f"{method}<br>strength %{{x:.4g}}: %{{text}}<extra></extra>",
+        hovertemplate=f"{method}<br>%{{text}}<extra></extra>",
         **look(number),
     )
 
@@ -315,6 +322,6 @@ def compare(report: Results, metric: str) -> Figure:
         values = style.join([f"{method.name} {brief(method.metrics[metric].value)}" for method in finite])
         alt += f" Values: {values}."
     style.finish(figure, style.sentence(words), alt, x=f"{words.partition(' (')[0]}{hint}",
-                 height=170 + 40 * len(shown))  # fmt: skip
+                 height=130 + 40 * len(shown))  # fmt: skip
     style.category_rows(figure)
     return figure

@@ -128,6 +128,24 @@ def brief(value: float) -> str:
     return f"{value:.3g}"
 
 
+def strength(value: float) -> str:
+    """A strength with up to four digits; a few of the 255 levels of a pixel as a fraction."""
+    levels, text = round(255 * value), f"{value:.4g}"
+    return f"{levels}/255" if text != f"{value:g}" and levels <= 32 and math.isclose(levels, 255 * value) else text
+
+
+def fractions(strengths: Iterable[float]) -> dict[str, Any]:
+    """The ticks of an axis where all strengths are levels of a pixel: those that have room for their fractions."""
+    values = sorted(set(strengths), reverse=True)
+    if not values or any(value and not strength(value).endswith("/255") for value in values) or values[0] == 0:
+        return {}
+    kept: list[float] = []
+    for value in values:
+        if not kept or kept[-1] - value > 0.14 * values[0]:
+            kept.append(value)
+    return {"tickvals": kept, "ticktext": [strength(value) for value in kept]}
+
+
 def short_lists(values: Tensor, digits: int = 5) -> list[Any]:
     """Nested lists of rounded numbers, which keep pages small; None for NaN and infinity."""
     if values.dim() > 1:

@@ -86,6 +86,11 @@ def histogram(values: Sequence[float], low: float, width: float, bins: int) -> t
     return [count / max(len(values), 1) for count in counts], [low + number * width for number in range(bins + 1)]
 
 
+def row_label(method: MethodScores, data: str, several: bool) -> str:
+    """A method, and below it the data where there are several sets."""
+    return f"{method.name}<br>{style.literal(data)}" if several else method.name
+
+
 def detection(*scores: MethodScores) -> Figure:
     """Draw the AUROC of detecting unknown inputs, by method and by score; 0.5 is chance.
 
@@ -119,13 +124,13 @@ def detection(*scores: MethodScores) -> Figure:
     several = len(sets) > 1
     for number, kind in enumerate(kinds):
         rows = [
-            (method.name, method.detection[name][kind], name)
+            (method, method.detection[name][kind], name)
             for name in sets
             for method in scores
             if kind in method.detection.get(name, {})
         ]
         score = kind.replace("_", " ")
-        places = [(value.auroc.value, f"{method}{f', {name}' if several else ''}") for method, value, name in rows]
+        places = [(value.auroc.value, f"{each.name}{f', {name}' if several else ''}") for each, value, name in rows]
         best = max([best, *((value, f"{method_name} by {score}") for value, method_name in places)])
         texts = [
             f"{style.literal(name)} by {score}<br>AUROC {with_interval(value.auroc)}"
@@ -133,7 +138,7 @@ def detection(*scores: MethodScores) -> Figure:
             for _, value, name in rows
         ]
         figure.add_scatter(
-            y=[f"{method}<br>{style.literal(name)}" if several else method for method, _, name in rows],
+            y=[row_label(method, name, several) for method, _, name in rows],
             x=[value.auroc.value for _, value, _ in rows],
             error_x=whiskers([value.auroc for _, value, _ in rows]),
             mode="markers",
@@ -150,8 +155,10 @@ def detection(*scores: MethodScores) -> Figure:
     )
     title = f"Unknown inputs noticed: {sets[0]}" if not several else "Unknown inputs noticed"
     lines = len({label for trace in figure.data for label in trace.y})
-    style.finish(figure, title, alt, x="AUROC", height=190 + 46 * lines)
+    style.finish(figure, title, alt, x="AUROC", height=130 + max(36, 12 * len(kinds)) * lines)
     style.category_rows(figure)
+    figure.update_yaxes(categoryorder="array", categoryarray=[row_label(method, name, several)
+                                                              for name in sets for method in scores])  # fmt: skip
     figure.update_layout(scattermode="group", scattergap=0.4)
     lows = [
         value.auroc.low

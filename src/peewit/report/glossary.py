@@ -39,6 +39,16 @@ TERMS: dict[str, tuple[str, str]] = {
         "Root mean squared error: the typical distance between prediction and target, in the target's units.",
         NUMBERS,
     ),
+    "R²": (
+        "The share of the targets' variance that predictions explain: 1 is perfect, and always predicting the mean "
+        "has 0.",
+        NUMBERS,
+    ),
+    "Sharpness": (
+        "The mean predicted standard deviation. Of two methods whose intervals hold enough targets, the sharper one "
+        "is better.",
+        NUMBERS,
+    ),
     "CRPS": (
         "Continuous ranked probability score: the distance between the predicted distribution and the target. "
         "Lower is better.",
@@ -69,6 +79,24 @@ TERMS: dict[str, tuple[str, str]] = {
         "False alarms: the share of known inputs flagged at the threshold that flags 95 % of the unknown ones.",
         BOTH,
     ),
+    "AUPR": (
+        "Average precision: of the inputs that are flagged, the share that is really unknown, averaged over "
+        "thresholds. It depends on how many unknown inputs there are.",
+        BOTH,
+    ),
+    "Risk-coverage curve": (
+        "The error among the surest predictions, against the share of predictions that is kept.",
+        BOTH,
+    ),
+    "Confidence minus accuracy": (
+        "Above 0 a method is too sure of itself, below 0 it is not sure enough.",
+        CLASSES,
+    ),
+    "Constant": (
+        "The same prediction for all inputs: the frequencies of the classes, or the mean of the targets. A network "
+        "that is no better has learnt nothing.",
+        BOTH,
+    ),
     "95 % interval": (
         "The range of 95 % of the values when the test inputs are resampled (bootstrap). Two methods differ by more "
         "than chance explains if the interval of their difference, on the same resampled inputs, excludes 0. Their "
@@ -92,6 +120,9 @@ TERMS: dict[str, tuple[str, str]] = {
         BOTH,
     ),
 }
+
+# Of the words below, those that pages of posteriors use.
+OF_POSTERIORS = ("Posterior", "Prior", "Curvature", "GGN", "Structure", "Kronecker factors", "Mutual information")
 
 METHOD_TERMS: dict[str, str] = {
     "Curvature": (

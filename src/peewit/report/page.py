@@ -16,27 +16,31 @@ from ..storage.atomic import writable, writing
 from . import sections
 from .markup import Markup, element, fold, safe, section
 from .plots import Plot, Variant, plots
+from .words import examples
 
 LARGEST = 4_000_000  # bytes of a page, of which plotly's script takes 1.2 million
 TITLES = {
     "calibration": "Can its confidence be trusted?",
     "unknown": "Inputs of a kind it never saw",
     "strain": "Corrupted and adversarial inputs",
-    "examples": "The surest and the least sure predictions",
+    "handing": "If a person decides the uncertain ones",
+    "examples": "Single inputs worth a look",
     "posterior": "The posterior",
 }
 NAMES = {
     "summary": "In short",
     "methods": "Methods",
     "calibration": "Confidence",
-    "unknown": "Unknown inputs",
-    "strain": "Disturbed inputs",
+    "unknown": "Unknown",
+    "strain": "Disturbed",
+    "handing": "Hand over",
     "examples": "Examples",
     "posterior": "Posterior",
     "coverage": "Weights",
     "settings": "Settings",
-    "glossary": "Glossary",
+    "glossary": "Words",
 }
+LEADING = ("detection", "shifts", "attacks", "reliability", "pit", "risk-coverage")  # one of them stands on top
 
 
 def write(report: Results, path: str | os.PathLike[str]) -> Path:
@@ -81,13 +85,15 @@ def assemble(report: Results, all_plots: list[Plot], library: str) -> str:
     """Fill the template with all sections."""
     drawings: list[str] = []
     by_section: dict[str, list[Markup]] = {}
-    for plot in all_plots:
-        by_section.setdefault(plot.section, []).append(figure(plot, drawings))
+    names = [plot.name for plot in all_plots]
+    top = {"compare", *[name for name in LEADING if name in names][:1]}
+    for plot in sorted(all_plots, key=lambda plot: plot.name not in top):
+        by_section.setdefault("summary" if plot.name in top else plot.section, []).append(figure(plot, drawings))
     if (slider := sections.handing_over(report)) is not None:
-        by_section.setdefault("calibration", []).append(slider)
+        by_section.setdefault("handing", []).append(slider)
     parts = {
-        "summary": sections.summary(report),
-        "methods": sections.methods(report, *by_section.get("methods", [])),
+        "summary": sections.summary(report, element("div", *by_section.get("summary", []), class_="plots")),
+        "methods": sections.methods(report),
         **{
             name: section(name, title, element("div", *by_section[name], class_="plots"))
             for name, title in TITLES.items()
@@ -119,10 +125,12 @@ FILES = {"template": "template.html", "style": "style.css", "script": "script.js
 
 
 def subtitle(report: Results) -> str:
-    """The task, and the methods compared."""
-    others = [each.name for each in report.methods[1:]]
-    beside = f", beside {', '.join(others)}" if others else ""
-    return f"{report.task.capitalize()}: {report.methods[0].name}{beside}"
+    """The task, how many inputs, and the methods compared."""
+    names, count = [each.name for each in report.methods], examples(report)
+    over = f", {count:,} test input{'s' if count != 1 else ''}" if count else ""
+    return (
+        f"{report.task.capitalize()}{over}: {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}"
+    )
 
 
 def embed(drawings: list[str]) -> str:
@@ -145,23 +153,27 @@ def figure(plot: Plot, drawings: list[str]) -> Markup:
     """One figure: how to read it, its menu, its variants, and their numbers to unfold."""
     parts: list[Any] = [element("figcaption", element("h3", plot.title), element("p", plot.caption))]
     if len(plot.variants) > 1:
-        choices = [element("option", each.label, value=number) for number, each in enumerate(plot.variants)]
-        chooser = element("select", choices, id=f"{plot.name}-menu", data_menu=plot.name)
+        choices = [
+            element("option", each.label, value=number, selected=number == plot.first)
+            for number, each in enumerate(plot.variants)
+        ]
+        chooser = element("select", choices, id=f"{plot.name}-menu", data_menu=plot.name, data_first=plot.first)
         parts.append(element("p", element("label", f"{plot.menu}: ", for_=f"{plot.name}-menu"), chooser, class_="menu"))
-    parts += [shape(each, number, drawings) for number, each in enumerate(plot.variants)]
+    parts += [shape(each, number != plot.first, drawings) for number, each in enumerate(plot.variants)]
     return element("figure", *parts, id=f"figure-{plot.name}", class_="plot")
 
 
-def shape(variant: Variant, number: int, drawings: list[str]) -> Markup:
-    """One variant; all but the first are hidden until they are chosen."""
+def shape(variant: Variant, hidden: bool, drawings: list[str]) -> Markup:
+    """One variant; all but one are hidden until they are chosen."""
     if not variant.drawing:
         numbers = variant.numbers if variant.images is None else fold("As a table", variant.numbers)
-        return element("div", variant.images, numbers, class_="variant", hidden=number > 0)
+        return element("div", variant.images, numbers, class_="variant", hidden=hidden)
     drawings.append(variant.drawing)
     return element(
         "div",
         element("div", class_="chart", role="img", aria_label=variant.alt, data_drawing=len(drawings) - 1),
+        element("p", variant.note, class_="note") if variant.note else None,
         fold("Numbers and description", element("p", variant.alt), variant.numbers),
         class_="variant",
-        hidden=number > 0,
+        hidden=hidden,
     )

@@ -39,9 +39,20 @@ def png(pixels: Pixels) -> bytes:
     return image
 
 
-def gallery(report: Results) -> Markup | None:
-    """The surest and the least sure test images, each with its prediction."""
-    groups = (("The surest", report.surest), ("The least sure", report.least_sure))
+Groups = Sequence[tuple[str, Sequence[Specimen]]]
+
+
+def groups_of(report: Results) -> Groups:
+    """The single inputs of a report under their headings, what teaches most first."""
+    wrong = "Sure, and wrong" if report.task == "classification" else "Off by the most deviations"
+    unknown = [(f"Unknown (“{name}”), and it was sure", shown) for name, shown in report.unknown_surest.items()]
+    groups = [(wrong, report.sure_wrong), *unknown, ("The least sure", report.least_sure),
+              ("The surest", report.surest)]  # fmt: skip
+    return [(name, shown) for name, shown in groups if shown]
+
+
+def gallery(report: Results, groups: Groups) -> Markup | None:
+    """The images of the groups, each with its prediction."""
     parts: list[Any] = []
     for title, specimens in groups:
         shown = [card(report, each) for each in specimens if each.image is not None]
@@ -58,10 +69,11 @@ def card(report: Results, specimen: Specimen) -> Markup:
         text = f"{predicted}, {number(specimen.confidence, True)}"
         truth = "" if specimen.label is None else "right" if right else f"wrong: {label_text(report, specimen.label)}"
     else:
-        text, truth = f"{predicted}", "" if specimen.label is None else f"truth {label_text(report, specimen.label)}"
+        text = f"{predicted} ± {number(specimen.uncertainty)}"
+        truth = "" if specimen.label is None else f"truth {label_text(report, specimen.label)}"
     assert specimen.image is not None
     source = "data:image/png;base64," + base64.b64encode(png(specimen.image)).decode()
-    picture = element("img", src=source, alt=f"Test input {specimen.index}")
+    picture = element("img", src=source, alt=f"Input {specimen.index}")
     mood = "" if report.task != "classification" or specimen.label is None else "right" if right else "wrong"
     return element("li", picture, element("span", text), element("span", truth, class_=mood or None))
 

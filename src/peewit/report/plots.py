@@ -10,33 +10,40 @@ from statistics import quantiles
 from typing import TYPE_CHECKING
 
 from .. import figures
+from ..figures.style import strength
 from ..metrics.catalogue import describe
-from ..metrics.results import Curve, Estimate, MethodScores, Results, Shift, VariationKind
+from ..metrics.results import Curve, Estimate, MethodScores, Results, Shift, Specimen, VariationKind
 from .markup import Markup, table
-from .pictures import gallery, label_text
-from .words import interval, number, score, strength, variation
+from .pictures import gallery, groups_of, label_text
+from .words import has_interval, interval, main_score, number, score, variation
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-ORDER = ("entropy", "mutual_information", "epistemic_variance", "confidence")  # of the menu
+ORDER = ("mutual_information", "epistemic_variance", "entropy", "variance", "confidence")  # of the menu
+# Among which the first measure is chosen, by how far apart the methods are.
+TELLING = {"classification": ("nll", "ece"), "regression": ("nll", "coverage90")}
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One entry of a figure's menu: its name, the drawing (JSON), a description, and the numbers."""
+    """One entry of a figure's menu: its name, the drawing (JSON), a description, and the numbers.
+
+    `note` explains it below the menu.
+    """
 
     label: str
     drawing: str
     alt: str
     numbers: Markup
     images: Markup | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """A figure of the page; with several variants a menu chooses between them."""
+    """A figure of the page; with several variants a menu chooses between them, and shows variant `first` at first."""
 
     name: str
     section: str
@@ -44,9 +51,21 @@ class Plot:
     caption: str
     variants: tuple[Variant, ...]
     menu: str = ""
+    first: int = 0
 
 
-def variant(label: str, figure: Figure, numbers: Markup) -> Variant:
+def contrast(values: Sequence[Estimate]) -> float:
+    """How far apart the values of methods are, in widths of their intervals; 0 where that cannot be told."""
+    finite = [value for value in values if math.isfinite(value.value)]
+    if len(finite) < 2:
+        return 0.0
+    spread = max(value.value for value in finite) - min(value.value for value in finite)
+    widths = [value.high - value.low for value in finite if has_interval(value)]
+    unit = sum(widths) / len(widths) if widths else sum(abs(value.value) for value in finite) / len(finite)
+    return spread / unit if unit > 0 else 0.0
+
+
+def variant(label: str, figure: Figure, numbers: Markup, note: str = "") -> Variant:
     """A plotly figure as the page stores it; the page shows a heading in place of its title."""
     meta = figure.layout.meta or {}
     content = json.loads(figure.to_json())
@@ -57,6 +76,7 @@ def variant(label: str, figure: Figure, numbers: Markup) -> Variant:
         drawing=json.dumps({"data": content["data"], "layout": layout}),
         alt=str(meta.get("alt", label)),
         numbers=numbers,
+        note=note,
     )
 
 
@@ -85,15 +105,19 @@ def bars(report: Results) -> Iterator[Plot]:
         ]
         variants.append(
             variant(
-                f"{kind.name}: {kind.meaning}" if kind.meaning else kind.name,
+                kind.name,
                 figures.compare(report, name),
                 table(kind.name, ("method", "value", "95 % interval"), rows),
+                f"{kind.name}: {kind.meaning}." if kind.meaning else "",
             )
         )
+    telling = [name for name in TELLING[report.task] if name in names]
+    best = max(telling or names, key=lambda name: contrast([each.metrics[name] for each in report.methods
+                                                            if name in each.metrics]))  # fmt: skip
     yield Plot(
         name="compare", section="methods", title="Methods side by side",
         caption="Whiskers are 95 % intervals over resampled test inputs.",
-        menu="Measure", variants=tuple(variants),
+        menu="Measure", variants=tuple(variants), first=names.index(best),
     )  # fmt: skip
 
 
@@ -171,7 +195,7 @@ def risk_coverage(report: Results) -> Iterator[Plot]:
     head = ("method", *(f"surest {share:.0%}".replace("%", " %") for share in SHARES))
     numbers = table("Error among the surest predictions", head, rows)
     yield Plot(
-        name="risk-coverage", section="calibration", title="Errors when only the surest predictions are kept",
+        name="risk-coverage", section="handing", title="Errors when only the surest predictions are kept",
         caption="If the uncertainty is useful, the error falls as only the surest predictions are kept.",
         variants=(variant("", figures.risk_coverage(*methods), numbers),),
     )  # fmt: skip
@@ -230,12 +254,24 @@ def detections(report: Results) -> Iterator[Plot]:
         for name, detection in by_score.items()
     ]
     head = ("method", "unknown inputs", "by", "AUROC", "AUPR", "FPR95")
+    numbers = table("Noticing unknown inputs", head, rows)
     yield Plot(
         name="detection", section="unknown", title="How well unknown inputs are noticed",
         caption="AUROC: in pairs of a known and an unknown input, how often it is less sure of the unknown one. 50 % "
-        "is chance.",
-        variants=(variant("", figures.detection(*methods), table("Noticing unknown inputs", head, rows)),),
+        "is chance.", menu="Measures of doubt",
+        variants=(
+            variant("each method's own", figures.detection(*map(by_main_score, methods)), numbers),
+            variant("all", figures.detection(*methods), numbers),
+        ),
     )  # fmt: skip
+
+
+def by_main_score(method: MethodScores) -> MethodScores:
+    """With the measure alone by which the page compares methods."""
+    chosen = {data: (main_score(by_score), by_score) for data, by_score in method.detection.items()}
+    return replace(
+        method, detection={data: {by: scores[by]} for data, (by, scores) in chosen.items() if by is not None}
+    )
 
 
 def with_interval(value: Estimate, percent: bool = True) -> str:
@@ -248,7 +284,7 @@ def shifts(report: Results) -> Iterator[Plot]:
     """Corruptions."""
     yield from shift_plots(
         report, "shifts", "Corrupted inputs",
-        "Accuracy falls as inputs get worse. Confidence should fall with it; confidence that stays high misleads.",
+        "Accuracy falls as inputs get worse. Confidence should fall with it: a curve far above 0 misleads.",
     )  # fmt: skip
 
 
@@ -256,8 +292,8 @@ def attacks(report: Results) -> Iterator[Plot]:
     """Adversarial inputs."""
     yield from shift_plots(
         report, "attacks", "Adversarial inputs",
-        "Small changes that raise the network's loss. Confidence should fall with accuracy; confidence that stays high "
-        "misleads.",
+        "Small changes that raise the network's loss. Strength is the largest change, as a share of the inputs' range. "
+        "Confidence should fall with accuracy: a curve far above 0 misleads.",
     )  # fmt: skip
 
 
@@ -268,19 +304,28 @@ def shift_plots(report: Results, kind: VariationKind, title: str, caption: str) 
     names = list(
         dict.fromkeys(name for of_method in shifts_of_methods for shift in of_method.values() for name in shift.metrics)
     )
-    variants = []
+    variants, apart = [], []
+    telling = next((name for name in ("overconfidence", "nll") if name in names), None)
     for name in names:
         for way in ways:
             alone = only(report, kind, way, name)
             if alone.methods:
-                label = f"{describe(name).name}, {variation(way)}"
-                variants.append(
-                    variant(label, figures.shift_curves(alone, kind, name), strengths(alone, kind, way, name))
-                )
+                label, meaning = f"{describe(name).name}, {variation(way)}", describe(name).meaning
+                drawn = figures.shift_curves(alone, kind, name)
+                note = f"{describe(name).name}: {meaning}." if meaning else ""
+                variants.append(variant(label, drawn, strengths(alone, kind, way, name), note))
+                apart.append(contrast_of_shifts(alone, kind, way, name) if name == telling else -1.0)
     if variants:
         yield Plot(
-            name=kind, section="strain", title=title, caption=caption, menu="Measure and kind", variants=tuple(variants)
-        )
+            name=kind, section="strain", title=title, caption=caption, menu="Measure and kind",
+            variants=tuple(variants), first=apart.index(max(apart)),
+        )  # fmt: skip
+
+
+def contrast_of_shifts(report: Results, kind: str, way: str, name: str) -> float:
+    """How far apart the methods are, averaged over strengths."""
+    curves: list[tuple[Estimate, ...]] = [getattr(each, kind)[way].metrics[name] for each in report.methods]
+    return sum(map(contrast, zip(*curves, strict=True))) / len(curves[0])
 
 
 def only(report: Results, kind: str, way: str, name: str) -> Results:
@@ -310,29 +355,52 @@ def strengths(report: Results, kind: str, way: str, name: str) -> Markup:
 
 
 def specimens(report: Results) -> Iterator[Plot]:
-    """The surest and the least sure test inputs: images if they are images, and a table."""
-    shown = (*report.surest, *report.least_sure)
-    if not shown:
+    """Single inputs worth a look: images if they are images, and a table."""
+    groups = groups_of(report)
+    if not groups:
         return
+    sure = ("confidence",) if report.task == "classification" else ()
+    unusual = any(specimen.features for _, shown in groups for specimen in shown)
+    head = (
+        "input",
+        "which",
+        "predicted",
+        "right answer",
+        *sure,
+        "uncertainty",
+        *(("unusual values",) if unusual else ()),
+    )
     rows = [
         (
             f"number {specimen.index:,}",
-            "surest" if position < len(report.surest) else "least sure",
+            name,
             label_text(report, specimen.predicted),
             "–" if specimen.label is None else label_text(report, specimen.label),
-            *((number(specimen.confidence, True),) if report.task == "classification" else ()),
+            *((number(specimen.confidence, True),) if sure else ()),
             number(specimen.uncertainty),
+            *((most_unusual(specimen),) if unusual else ()),
         )
-        for position, specimen in enumerate(shown)
+        for name, shown in groups
+        for specimen in shown
     ]
-    sure = ("confidence",) if report.task == "classification" else ()
-    head = ("test input", "which", "predicted", "right answer", *sure, "uncertainty")
-    numbers = table("The surest and the least sure test inputs", head, rows)
+    caption = f"According to {report.methods[0].name}. A good method is unsure where a person would be."
+    if unusual:
+        caption += " Unusual values are the furthest from the mean of the test data; in brackets by how many standard"
+        caption += " deviations."
     yield Plot(
-        name="specimens", section="examples", title="The surest and the least sure test inputs",
-        caption=f"According to {report.methods[0].name}. A good method is unsure where a person would be.",
-        variants=(Variant(label="", drawing="", alt="", numbers=numbers, images=gallery(report)),),
+        name="specimens", section="examples", title="Single inputs", caption=caption,
+        variants=(
+            Variant(
+                label="", drawing="", alt="", numbers=table("Single inputs", head, rows), images=gallery(report, groups)
+            ),
+        ),
     )  # fmt: skip
+
+
+def most_unusual(specimen: Specimen) -> str:
+    """The three columns furthest from their means."""
+    ordered = sorted(specimen.features, key=lambda feature: -abs(feature.deviations))[:3]
+    return ", ".join(f"{each.name} {each.value:.4g} ({each.deviations:+.1f})" for each in ordered) or "–"
 
 
 def posterior(report: Results) -> Iterator[Plot]:

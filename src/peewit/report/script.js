@@ -87,7 +87,7 @@
       draw(chart).then(function () { Plotly.Plots.resize(chart); Plotly.relayout(chart, themed(chart.layout)); });
     }
     menu.addEventListener("change", choose);
-    if (Number(menu.value)) choose(); /* a browser may keep the choice over a reload */
+    if (menu.value !== menu.dataset.first) choose(); /* a browser may keep the choice over a reload */
   });
 
   const slider = document.getElementById("hand-over");

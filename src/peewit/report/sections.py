@@ -2,64 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..figures.style import sentence
 from ..metrics.catalogue import describe
-from ..metrics.results import MethodScores, Results
-from .glossary import BOTH, TERMS
+from ..metrics.results import Estimate, MethodScores, Results
+from .advice import Advice
+from .glossary import BOTH, METHOD_TERMS, OF_POSTERIORS, TERMS
 from .markup import Markup, element, fold, paragraphs, section, table
 from .summary import Answer, answers
 from .words import best, differ, examples, interval, number, setting_text
 
 MAIN = {
     "classification": ("accuracy", "ece", "nll", "brier", "aurc"),
-    "regression": ("rmse", "coverage90", "nll", "crps", "sharpness"),
+    "regression": ("rmse", "r2", "coverage90", "nll", "crps", "sharpness"),
 }
 LEGEND = (
     "Below each number is its 95 % interval when the test inputs are resampled. ★ marks the best value of a column, "
     "≠ a value that differs from the first row by more than chance explains, on the same resampled inputs."
 )
+CONSTANT = "A constant"
+MOST_LETTERS = 170  # of the sentences on a card that are not folded
 MOODS = {"good": "✓", "fair": "≈", "poor": "!", "open": "?"}
 
 
-def summary(report: Results) -> Markup:
-    """The three questions."""
-    return section("summary", "In short", element("div", [card(each) for each in answers(report)], class_="cards"))
+def summary(report: Results, figures: Markup) -> Markup:
+    """What was evaluated, the three questions, and the figures that show most."""
+    first = report.methods[0]
+    lead = element("p", element("strong", first.name), ": ", first.description, class_="lead")
+    cards = element("div", [card(each) for each in answers(report)], class_="cards")
+    return section("summary", "In short", lead, cards, figures)
 
 
 def card(answer: Answer) -> Markup:
-    """One question with its answer."""
+    """One question with its answer, what to do, and further reasons to unfold: cards are about as long."""
     mark = element("span", MOODS[answer.mood], class_="mark", aria_hidden="true")
+    kept = 1
+    while kept < len(answer.sentences) and sum(map(len, answer.sentences[: kept + 1])) <= MOST_LETTERS:
+        kept += 1
+    more = answer.sentences[kept:]
     return element(
         "article",
         element("h3", answer.question),
         element("p", mark, " ", answer.verdict, class_="verdict"),
-        paragraphs(answer.sentences),
+        paragraphs(answer.sentences[:kept]),
+        fold("More", paragraphs(more)) if more else None,
+        advised(answer.advice) if answer.advice is not None else None,
         class_=f"card {answer.mood}",
     )
 
 
-def methods(report: Results, *figures: Markup) -> Markup:
+def advised(advice: Advice) -> Markup:
+    """What to do, and the line to type."""
+    return element("p", f"{advice.text}: ", element("code", advice.code), class_="advice")
+
+
+def methods(report: Results) -> Markup:
     """Every method with its numbers."""
     names = list(dict.fromkeys(name for each in report.methods for name in each.metrics))
     main = [name for name in MAIN.get(report.task, ()) if name in names] or names[:5]
     rest = [name for name in names if name not in main]
     count = examples(report)
     over = f" on {count:,} test input{'s' if count > 1 else ''}" if count else ""
-    parts: list[Any] = [element("p", LEGEND), scores_table(f"Methods{over}", report.methods, main)]
+    parts: list[Any] = [element("p", LEGEND), scores_table(f"Methods{over}", report.methods, main, report.constant)]
     if rest:
         parts.append(fold("More measures", scores_table(f"More measures{over}", report.methods, rest)))
     described = [
         element("div", element("dt", each.name), element("dd", sentence(each.description))) for each in report.methods
     ]
+    if report.constant:
+        constant = "the frequencies of the classes" if report.task == "classification" else "the mean of the targets"
+        text = f"the same prediction for all inputs, {constant} in the test data: what any network should beat."
+        described.append(element("div", element("dt", CONSTANT), element("dd", sentence(text))))
     parts.append(element("dl", described, class_="terms"))
-    return section("methods", "The methods compared", *parts, *figures)
+    return section("methods", "The methods compared", *parts)
 
 
-def scores_table(caption: str, scored: Sequence[MethodScores], names: Sequence[str]) -> Markup:
-    """Methods by metrics."""
+def scores_table(
+    caption: str, scored: Sequence[MethodScores], names: Sequence[str], constant: Mapping[str, Estimate] | None = None
+) -> Markup:
+    """Methods by metrics; the last row is what a constant reaches."""
     tops = {name: best(name, scored) for name in names}
     arrows = {1: " ↑", -1: " ↓", 0: ""}
     head = ["method", *(describe(name).name + arrows[describe(name).better] for name in names), "seconds"]
@@ -71,7 +94,17 @@ def scores_table(caption: str, scored: Sequence[MethodScores], names: Sequence[s
             for name in names
         ]
         rows.append([*cells, f"{method.seconds:.2f}"])
+    if constant:
+        rows.append([CONSTANT, *(shown(constant[name], name) if name in constant else "–" for name in names), "–"])
     return table(caption, head, rows)
+
+
+def shown(estimate: Estimate, name: str) -> Markup:
+    """A number above its interval, without marks."""
+    percent = describe(name).percent
+    return element(
+        "span", number(estimate.value, percent), element("small", interval(estimate, percent)), class_="value"
+    )
 
 
 def differs(name: str, first: MethodScores, other: MethodScores) -> bool:
@@ -102,7 +135,7 @@ def handing_over(report: Results) -> Markup | None:
         return None
     return element(
         "div",
-        element("h3", "Try it: what if a person decides the uncertain ones?"),
+        element("h3", "Try it"),
         element("label", "Share of the least sure predictions that a person decides: ", for_="hand-over"),
         element("input", type="range", id="hand-over", min="0", max="90", step="5", value="20"),
         element("output", "", id="hand-over-text", for_="hand-over", aria_live="polite"),
@@ -125,9 +158,12 @@ def coverage(report: Results) -> Markup | None:
 def settings(report: Results) -> Markup:
     """What it takes to make the report again."""
     parts: list[Any] = []
+    if report.code:
+        text = "The code, for your network (model) and your data (train, validation, test, and unknown inputs by name):"
+        parts += [element("p", text), element("pre", element("code", report.code), tabindex="0")]
     if report.settings:
         rows = [(key.replace("_", " "), setting_text(each)) for key, each in report.settings.items()]
-        parts.append(table("Settings", ("setting", "value"), rows))
+        parts.append(fold("Settings", table("Settings", ("setting", "value"), rows)))
     if report.versions:
         parts.append(table("Versions", ("software", "version"), list(report.versions.items())))
     if report.notes:
@@ -137,9 +173,8 @@ def settings(report: Results) -> Markup:
 
 def glossary(report: Results) -> Markup:
     """The glossary, for the task of the report."""
-    terms = [
-        element("div", element("dt", word), element("dd", meaning))
-        for word, (meaning, task) in TERMS.items()
-        if task in (BOTH, report.task)
-    ]
-    return section("glossary", "Glossary", element("dl", terms, class_="terms"))
+    words = {word: meaning for word, (meaning, task) in TERMS.items() if task in (BOTH, report.task)}
+    if report.posterior:
+        words |= {word: METHOD_TERMS[word] for word in OF_POSTERIORS}
+    terms = [element("div", element("dt", word), element("dd", meaning)) for word, meaning in words.items()]
+    return section("glossary", "Words", element("dl", terms, class_="terms"))

@@ -7,32 +7,69 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..metrics.catalogue import merit
-from ..metrics.results import Curve, Detection, Estimate, MethodScores, Reliability, Results, Shift
-from .words import apart, differ, examples, has_interval, number, plain, score, variation, whole
+from ..metrics.results import Curve, Estimate, MethodScores, Reliability, Results, Shift
+from . import advice
+from .advice import Advice
+from .words import apart, differ, examples, has_interval, main_score, number, plain, score, variation, whole
 
 GOOD, FAIR, POOR, OPEN = "good", "fair", "poor", "open"
 VAGUE = 0.05  # calibration error by chance, above which a test says nothing about calibration
 FEW = 30  # test inputs below which a share without an interval says nothing
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A question, its verdict in a few words, how good that is, and the reasons."""
+    """A question, its verdict in a few words, how good that is, the reasons, and what to do with a line to type."""
 
     question: str
     verdict: str
     mood: str
     sentences: tuple[str, ...]
+    advice: Advice | None = None
+
+
+def answer_of(question: str, verdict: str, mood: str, sentences: tuple[str, ...]) -> Answer:
+    """An answer without advice."""
+    return Answer(question=question, verdict=verdict, mood=mood, sentences=sentences)
 
 
 def answers(report: Results) -> tuple[Answer, Answer, Answer]:
-    """Is it calibrated, what changed, what does it not know."""
+    """Is it calibrated, what changed, what does it not know; each with what to do."""
     base = plain(report) or report.methods[0]
     first = judge_classes(base) if report.task == "classification" else judge_numbers(base, examples(report))
     if plain(report) is None:
         text = f"These are the numbers of {base.name}: the plain network was not measured."
         first = replace(first, sentences=(*first.sentences, text))
-    return first, judge_change(report), judge_unknown(report)
+    first, second, third = beside_constant(first, base, report), judge_change(report), judge_unknown(report)
+    return (
+        replace(first, advice=advice.on_calibration(report, first.verdict == USELESS)),
+        replace(second, advice=advice.on_change(report, second.mood)),
+        replace(third, advice=advice.on_unknown(report)),
+    )
+
+
+# Is it better than a constant?
+
+USELESS = "No better than a constant"
+
+
+def beside_constant(answer: Answer, base: MethodScores, report: Results) -> Answer:
+    """With the first check of any network: a prediction that is the same for all inputs."""
+    accuracy, constant = base.metrics.get("accuracy"), report.constant.get("accuracy")
+    if accuracy is not None and constant is not None:
+        worse = accuracy.value <= constant.value
+        text = (
+            f"It is right in {whole(accuracy.value)}; always naming the most frequent class would be in "
+            f"{whole(constant.value)}."
+        )
+    elif (explained := base.metrics.get("r2")) is not None and math.isfinite(explained.value):
+        worse = explained.value <= 0
+        text = f"Its R² is {number(explained.value)}: 1 is perfect, and always predicting the mean has 0."
+    else:
+        return answer
+    if worse:
+        return replace(answer, verdict=USELESS, mood=POOR, sentences=(text, *answer.sentences))
+    return replace(answer, sentences=(*answer.sentences[:1], text, *answer.sentences[1:]))
 
 
 # Is it calibrated?
@@ -59,7 +96,7 @@ def judge_classes(scores: MethodScores) -> Answer:
     question = "Is the network calibrated?"
     bins, error = scores.reliability, scores.metrics.get("ece")
     if bins is None or error is None or not math.isfinite(error.value):
-        return Answer(question, "Not measured", OPEN, ("This report has no calibration error.",))
+        return answer_of(question, "Not measured", OPEN, ("This report has no calibration error.",))
     chance, way = chance_error(bins), direction(bins, error.value)
     if error.value <= 2 * chance and chance > VAGUE:
         verdict, mood = "This test is too small to tell", OPEN
@@ -73,7 +110,7 @@ def judge_classes(scores: MethodScores) -> Answer:
         f"Its confidence and its accuracy differ by {points(error)} on average. With this many test inputs, "
         f"about {100 * chance:.1f} points would come from chance alone."
     ]
-    return Answer(question, verdict, mood, (*example(bins), *sentences))
+    return answer_of(question, verdict, mood, (*example(bins), *sentences))
 
 
 def direction(bins: Reliability, error: float) -> str:
@@ -104,18 +141,20 @@ def judge_numbers(scores: MethodScores, count: int | None) -> Answer:
     question = "Is the network calibrated?"
     held = scores.metrics.get("coverage90")
     if held is None or not math.isfinite(held.value):
-        return Answer(question, "Not measured", OPEN, ("This report has no coverage of intervals.",))
+        return answer_of(question, "Not measured", OPEN, ("This report has no coverage of intervals.",))
     text = f"Its 90 % intervals held {whole(held.value)} of the test targets"
     if not has_interval(held) and (count or 0) < FEW:
-        return Answer(question, "This test is too small to tell", OPEN, (f"{text}, without an interval for it.",))
+        return answer_of(question, "This test is too small to tell", OPEN, (f"{text}, without an interval for it.",))
     text += f" (95 % interval: {whole(held.low)} to {whole(held.high)})." if has_interval(held) else "."
     if held.low <= 0.9 <= held.high and held.high - held.low > 4 * VAGUE:
-        return Answer(question, "This test is too small to tell", OPEN, (text, "90 % lies inside that wide interval."))
+        return answer_of(
+            question, "This test is too small to tell", OPEN, (text, "90 % lies inside that wide interval.")
+        )
     if held.low <= 0.9 <= held.high:
-        return Answer(question, "Yes, as far as this test can tell", GOOD, (text, "90 % lies inside that interval."))
+        return answer_of(question, "Yes, as far as this test can tell", GOOD, (text, "90 % lies inside that interval."))
     way = "too narrow: it is too sure of itself" if held.value < 0.9 else "too wide: it is not sure enough"
     near = abs(held.value - 0.9) < 0.05
-    return Answer(question, f"{'Nearly' if near else 'No'}: intervals are {way}", FAIR if near else POOR, (text,))
+    return answer_of(question, f"{'Nearly' if near else 'No'}: intervals are {way}", FAIR if near else POOR, (text,))
 
 
 # What changed?
@@ -127,16 +166,16 @@ def judge_change(report: Results) -> Answer:
     question = "What did Laplace change?" if report.posterior else f"What did {first.name} change?"
     if base is None:
         text = f"The plain network was not measured, so there is nothing to compare {first.name} with."
-        return Answer(question, "Nothing to compare with", OPEN, (text, *winner(report)))
+        return answer_of(question, "Nothing to compare with", OPEN, (text, *winner(report)))
     if base is first:
         others = ", ".join(each.name for each in report.methods[1:])
         text = "Only the plain network was measured" + (f", beside {others}." if others else ".")
-        return Answer("What did Laplace change?", "No posterior was measured", OPEN, (text,))
+        return answer_of("What did Laplace change?", "No posterior was measured", OPEN, (text,))
     names = ("accuracy", "ece", "nll") if report.task == "classification" else ("rmse", "coverage90", "nll")
     known = [name for name in names if both(name, first, base)]
     sentences = [compare_metric(name, first, base) for name in known]
     verdict, mood = balance(known, first, base)
-    return Answer(question, verdict, mood, (*sentences, *winner(report)))
+    return answer_of(question, verdict, mood, (*sentences, *winner(report)))
 
 
 def both(name: str, first: MethodScores, base: MethodScores) -> bool:
@@ -219,19 +258,19 @@ def known_nll(scores: MethodScores) -> bool:
 def judge_unknown(report: Results) -> Answer:
     """Unknown inputs, corrupted inputs, and which predictions to hand over."""
     question = "What does it not know, and does it notice?"
-    first, base = report.methods[0], plain(report)
+    first = report.methods[0]
     sentences: list[str] = []
-    described = [describe_detection(name, first, base) for name in first.detection]
+    described = [describe_detection(name, first, report.methods) for name in first.detection]
     sentences += [text for text, _ in described if text]
     sentences += describe_worst_shift(first, "shifts") + describe_worst_shift(first, "attacks")
     if not sentences:
         text = "Only test inputs were given, so this report cannot say what happens outside the test data."
-        return Answer(question, "Not measured", OPEN, (text, *describe_handing_over(report)))
+        return answer_of(question, "Not measured", OPEN, (text, *describe_handing_over(report)))
     rates = [rate for _, rate in described if rate is not None]
     if not rates:
-        return Answer(question, "See what disturbs it", OPEN, (*sentences, *describe_handing_over(report)))
+        return answer_of(question, "See what disturbs it", OPEN, (*sentences, *describe_handing_over(report)))
     verdict, mood = noticing(min(rates, key=lambda rate: rate.value))
-    return Answer(question, verdict, mood, (*sentences, *describe_handing_over(report)))
+    return answer_of(question, verdict, mood, (*sentences, *describe_handing_over(report)))
 
 
 def noticing(rate: Estimate) -> tuple[str, str]:
@@ -250,14 +289,8 @@ def noticing(rate: Estimate) -> tuple[str, str]:
     return "It hardly notices unknown inputs", POOR
 
 
-def main_score(detections: dict[str, Detection]) -> str | None:
-    """The score that is compared: fixed in advance, not chosen by its result."""
-    order = ("entropy", "variance", "epistemic_variance", "mutual_information", "confidence")
-    return next((name for name in order if name in detections), next(iter(detections), None))
-
-
-def describe_detection(name: str, first: MethodScores, base: MethodScores | None) -> tuple[str, Estimate | None]:
-    """A sentence about one set of unknown inputs, and the AUROC."""
+def describe_detection(name: str, first: MethodScores, others: Sequence[MethodScores]) -> tuple[str, Estimate | None]:
+    """A sentence about one set of unknown inputs, each method by its own score; and the first method's AUROC."""
     detections = first.detection[name]
     by = main_score(detections)
     if by is None or not math.isfinite(detections[by].auroc.value):
@@ -265,17 +298,18 @@ def describe_detection(name: str, first: MethodScores, base: MethodScores | None
     value = detections[by].auroc
     within = f"{100 * value.low:.0f} to {100 * value.high:.0f}; " if has_interval(value) else ""
     text = (
-        f"In pairs of a known input and an unknown one from “{name}”, it is less sure of the unknown one "
-        f"in {100 * value.value:.0f} of 100 ({within}a coin would say 50)"
+        f"By {score(by)}, {first.name} is less sure of “{name}” than of a known input in {100 * value.value:.0f} of "
+        f"100 pairs ({within}a coin would say 50)"
     )
-    if base is not None and base is not first and by in base.detection.get(name, {}):
-        other = base.detection[name][by].auroc
-        text += f", the plain network in {100 * other.value:.0f}"
-        text += "" if apart(value, other) else ", a difference that may be chance"
-    top = max(detections, key=lambda data: detections[data].auroc.value)
-    if top != by and detections[top].auroc.low > value.high:
-        text += f". By {score(top)} instead, {first.name} reaches {100 * detections[top].auroc.value:.0f} of 100"
-    return f"{text}.", value
+    beside = []
+    for method in others:
+        if method is first or (best := main_score(method.detection.get(name, {}))) is None:
+            continue
+        rate = method.detection[name][best].auroc
+        chance = "" if apart(value, rate) else ", which may be chance"
+        if math.isfinite(rate.value):
+            beside.append(f"{method.name} by {score(best)} in {100 * rate.value:.0f}{chance}")
+    return f"{'; '.join([text, *beside])}.", value
 
 
 def describe_worst_shift(first: MethodScores, kind: str) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..figures.style import strength
 from ..metrics.catalogue import describe, merit
-from ..metrics.results import Estimate, MethodScores, Results
+from ..metrics.results import Detection, Estimate, MethodScores, Results
 
 PERCENT = "\N{NO-BREAK SPACE}%"
 PLAIN = "Plain network"  # as `evaluate` names it
@@ -25,15 +26,15 @@ def score(name: str) -> str:
     return SCORES.get(name, name.replace("_", " "))
 
 
+def main_score(detections: Mapping[str, Detection]) -> str | None:
+    """The score that is compared: what comes from uncertain weights where there is such; not chosen by its result."""
+    order = ("mutual_information", "epistemic_variance", "entropy", "variance", "confidence")
+    return next((name for name in order if name in detections), next(iter(detections), None))
+
+
 def variation(name: str) -> str:
     """A corruption or an attack in words."""
     return name.upper() if name in ("fgsm", "pgd") else name.replace("_", " ")
-
-
-def strength(value: float) -> str:
-    """A strength with up to four digits; a few of the 255 levels of a pixel as a fraction."""
-    levels, text = round(255 * value), f"{value:.4g}"
-    return f"{levels}/255" if text != f"{value:g}" and levels <= 32 and math.isclose(levels, 255 * value) else text
 
 
 def number(value: float, percent: bool = False) -> str:
@@ -48,7 +49,7 @@ def number(value: float, percent: bool = False) -> str:
 def setting_text(value: Any) -> str:
     """The value of a setting in words."""
     if isinstance(value, list | tuple):
-        return ", ".join(map(setting_text, value)) or "none"
+        return ", ".join(strength(each) if isinstance(each, float) else setting_text(each) for each in value) or "none"
     if isinstance(value, dict):
         return ", ".join(f"{key}: {setting_text(each)}" for key, each in value.items()) or "none"
     if isinstance(value, bool) or value is None:

@@ -119,7 +119,7 @@ def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorStat
         if abs(best[axis] - math.log(ends[axis][top])) < 1e-2
     ]
     stopped = (
-        f"the simplex is smaller than {settings.tolerance:g}"
+        f"its steps are smaller than {settings.tolerance:g}, in logarithms of what is tuned"
         if converged
         else f"{settings.steps} steps were not enough"
     )

@@ -1,0 +1,95 @@
+"""What to do about each answer of the summary, with the line to type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..metrics.results import MethodScores, Results
+from .words import differ, plain
+
+LIKELIHOODS = {"Categorical": "classification", "Bernoulli": "binary", "Gaussian": "regression",
+               "HeteroscedasticGaussian": "heteroscedastic", "Poisson": "count"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do, and the code for it."""
+
+    text: str
+    code: str
+
+
+def on_calibration(report: Results, useless: bool) -> Advice | None:
+    """A network that is no better than a constant has other problems than its confidence."""
+    if not useless:
+        return None
+    if report.posterior:
+        return Advice("Look at its training, and at the scaling of inputs and targets", "print(la.diagnose(train))")
+    return Advice(
+        "Look at its training, and at the scaling of inputs and targets",
+        f'print(pw.fit(model, train, "{likelihood(report)}").diagnose(train))',
+    )
+
+
+def on_change(report: Results, mood: str) -> Advice | None:
+    """Another way to tune where probabilities got worse, or where a method that is as cheap did better."""
+    if not report.posterior:
+        return Advice("Fit a posterior", f'la = pw.fit(model, train, "{likelihood(report)}").tune(train=train)')
+    trace = report.posterior.get("trace")
+    method = trace.get("method") if isinstance(trace, dict) else None
+    validated = method in ("validation", "grid")
+    if method is None:
+        return Advice("The prior was not tuned. Tune it on the training data", "la = la.tune(train=train)")
+    if mood != "poor" and not behind(report):
+        return Advice("Predict with the posterior", predictions(report)) if mood == "good" else None
+    if not validated and has_validation(report):
+        return Advice("You have validation data. Tune on them", "la = la.tune(validation=validation)")
+    if method in ("evidence", "fixed_point"):
+        return Advice(
+            "Tune so that predictions explain the training data, or on data that the network was not trained on",
+            "la = la.tune(train=train)  # or la.tune(validation=validation)",
+        )
+    if not validated:
+        return Advice("Tune on data that the network was not trained on", "la = la.tune(validation=validation)")
+    return Advice(
+        "Let the few recipes worth trying compete",
+        f'print(pw.recommend(model, train, "{likelihood(report)}", validation=validation))',
+    )
+
+
+def on_unknown(report: Results) -> Advice | None:
+    """How to flag unknown inputs, or how to measure whether they are noticed."""
+    if not any(method.detection for method in report.methods):
+        return Advice("Measure it with inputs of another kind", 'pw.evaluate(la, test, ood={"name": inputs})')
+    if not report.posterior:
+        return None
+    return Advice("Hand over inputs for which this is large", "la.predict(x).epistemic")
+
+
+def likelihood(report: Results) -> str:
+    """As it is typed."""
+    return LIKELIHOODS.get(str(report.settings.get("likelihood")), report.task)
+
+
+def predictions(report: Results) -> str:
+    """The line that predicts."""
+    return "la.predict(x).probs" if report.task == "classification" else "la.predict(x).interval(0.9)"
+
+
+def has_validation(report: Results) -> bool:
+    """Whether the evaluation was given validation data."""
+    return report.settings.get("validation data") is True
+
+
+def behind(report: Results) -> bool:
+    """Whether a method that needs no more networks has a surely smaller NLL."""
+    first, *others = report.methods
+    rivals = [each for each in others if each is plain(report) or each.name.lower() == "temperature scaling"]
+    return any(better(rival, first) for rival in rivals)
+
+
+def better(rival: MethodScores, first: MethodScores) -> bool:
+    """Whether the NLL is smaller by more than chance explains."""
+    if "nll" not in rival.metrics or "nll" not in first.metrics:
+        return False
+    return rival.metrics["nll"].value < first.metrics["nll"].value and differ("nll", first, rival)
