@@ -106,7 +106,7 @@ format: $(TOOLS) ## rewrite the code as lint wants it
 	@$(RUN) -m ruff format .
 
 docs: $(TOOLS) ## build the site into site/, with every link checked
-	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict # not --quiet, which hides what --strict counts
 	@echo "to read it with its search: $(RUN) -m http.server -d site"
 
 test-docs: $(TOOLS) ## run the code in README.md and docs/

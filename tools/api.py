@@ -48,7 +48,7 @@ GROUPS = {
     "Structures": ("Kron", "EKFAC", "Diag", "Block", "Full"),
     "Curvature": ("Auto", "GGN", "MonteCarlo", "Empirical", "Hessian"),
     "Weights": ("Subnetwork",),
-    "Predictions": ("Prediction", "Classes", "Binary", "Regression", "Mixture", "Outputs", "Functional"),
+    "Predictions": ("Prediction", "Classes", "Binary", "Regression", "Mixture", "Outputs", "Functional", "Predictor"),
     "Evaluate": ("evaluate", "Report", "recommend", "Recommendation", "sweep", "Sweep", "validation_nll"),
 }
 WARNINGS = ("RoundingWarning", "TuningWarning", "UnderconfidenceWarning")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .priors.prior import Prior
     from .recommendation.call import recommend
     from .recommendation.result import Recommendation
+    from .serving.predictor import Predictor
     from .tracing.selection import Subnetwork
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "PeewitError",
     "Poisson",
     "Prediction",
+    "Predictor",
     "Preference",
     "Prior",
     "Products",
@@ -133,6 +135,7 @@ SOURCES = {
     "predictions.regression": ("Regression",),
     "priors.prior": ("Prior",),
     "recommendation": ("Recommendation", "recommend"),
+    "serving.predictor": ("Predictor",),
     "tracing.selection": ("Subnetwork",),
 }
 

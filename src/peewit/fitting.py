@@ -146,18 +146,14 @@ def resolve(
     device = device_of(model)
     limit = budget(memory, device, arithmetic)
     batches = Batches(data, device)
-    if at == "linear_mode" and batches.one_shot:
-        raise PeewitError(
-            "at='linear_mode' passes over the data many times; a one-shot iterator was given. Give a DataLoader, a "
-            "list of batches or tensors."
-        )
+    if at == "linear_mode":
+        batches.refuse_one_shot("at='linear_mode' passes over the data many times")
     if isinstance(family, Gaussian) and isinstance(family.noise, str):
         family = gaussian_of_residuals(model, batches)
     family = like_own_loss(model, family, batches.first)
 
     def variance() -> Tensor:
-        if batches.one_shot:
-            raise PeewitError("Subnetwork.largest_variance passes over the data twice; a one-shot iterator was given.")
+        batches.refuse_one_shot("Subnetwork.largest_variance passes over the data twice")
         elementwise = start.base is not None or (start.grouping.within_tensors and start.precision.numel() > 1)
         single = Prior.scalar(1.0) if elementwise else start
         diagonal = fit(
@@ -310,8 +306,7 @@ def products(
         )
     check_generator(generator)
     batches = Batches(data, device_of(model))
-    if batches.one_shot:
-        raise PeewitError("Products pass over the data every time; a one-shot iterator was given.")
+    batches.refuse_one_shot("Products pass over the data every time")
     limit = budget(memory, device_of(model))
     family: Likelihood = resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
 

@@ -245,7 +245,7 @@ def test_data_that_can_be_passed_over_once(place: str, capsys: pytest.CaptureFix
     given = f"fit -m {module}:classifier -l classification --train {place}_once:stream -o made.safetensors"
     assert main(given.split()) == 0
     told = capsys.readouterr().out
-    assert "not diagnosed: data is a one-shot iterator" in told and Path("made.safetensors").is_file()
+    assert "not diagnosed: A diagnosis looks at the first batch twice" in told and Path("made.safetensors").is_file()
 
 
 def test_advice_names_commands() -> None:

@@ -260,16 +260,16 @@ LINKS = {  # the default first, as docs/predictions.md has them
 def test_links_of_a_likelihood(name: str) -> None:
     """The default is the first; all but the delta rule may be joint."""
     likelihood = NAMES[name]()
-    assert PredictOptions.of(likelihood, "linearised", None, None, False, False).link == LINKS[name][0]
-    assert PredictOptions.of(likelihood, "sampled", None, None, True, False).link == "mc"
+    assert PredictOptions.of(likelihood, "linearised").link == LINKS[name][0]
+    assert PredictOptions.of(likelihood, "sampled", joint=True).link == "mc"
     with pytest.raises(ValueError, match=f"Known there: {', '.join(LINKS[name])}."):
-        PredictOptions.of(likelihood, "linearised", "none", None, False, False)
+        PredictOptions.of(likelihood, "linearised", "none")
     for link in LINKS[name]:
         if link in ("natural", "mean"):
             with pytest.raises(ValueError, match=f"joint=True with link='{link}'"):
-                PredictOptions.of(likelihood, "linearised", link, None, True, False)
+                PredictOptions.of(likelihood, "linearised", link, joint=True)
         else:
-            assert PredictOptions.of(likelihood, "linearised", link, None, True, False).joint
+            assert PredictOptions.of(likelihood, "linearised", link, joint=True).joint
 
 
 @pytest.mark.parametrize(("name", "classes"), [("classification", 3), ("binary", 2), ("regression", 0), ("count", 0)])

@@ -638,7 +638,7 @@ def test_wrong_questions() -> None:
         at.predict(x, at="linear_mode", method="sampled")
     with pytest.raises(ValueError, match=r"at='liner' is not known; did you mean 'linear_mode'\?"):
         fitted(*simple(), "classification", at="liner")
-    with pytest.raises(ValueError, match=r"at='linear_mode' passes over the data many times; a one-shot iterator"):
+    with pytest.raises(ValueError, match="passes over the data many times, and the data is a one-shot iterator"):
         pw.fit(la.model, iter([data]), "classification", at="linear_mode")
     with pytest.raises(ValueError, match=r"label 7 is outside 0..2"):
         la.at_linear_mode((data[0], torch.full_like(data[1], 7)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import peewit as pw
 from environment import DEVICE, ROOT
 from fitting import classes, normal
+from peewit.messages.warnings import Silence
 from tables import moved
 
 X, Y = moved(normal(20, 3)), moved(classes(3, 20))
@@ -87,3 +89,20 @@ def test_warnings_are_given_in_one_way() -> None:
     package = ROOT / "src" / "peewit"
     files = [path for path in package.rglob("*.py") if "stacklevel" in path.read_text()]
     assert [path.relative_to(package) for path in files] == [Path("messages/warnings.py")]
+
+
+def test_silence_of_several_threads() -> None:
+    """Whoever leaves last puts the filters back."""
+    silence, before = Silence("not this"), list(warnings.filters)
+    first, second = silence.hold(), silence.hold()
+    first.__enter__()
+    second.__enter__()
+    warnings.warn("not this one", stacklevel=1)
+    first.__exit__(None, None, None)
+    warnings.warn("not this one", stacklevel=1)
+    with pytest.raises(UserWarning, match="but this"):
+        warnings.warn("but this", stacklevel=1)
+    second.__exit__(None, None, None)
+    assert list(warnings.filters) == before
+    with pytest.raises(UserWarning, match="not this"):
+        warnings.warn("not this one", stacklevel=1)

@@ -171,7 +171,7 @@ def test_ekfac_needs_two_passes() -> None:
     case = table("mlp")
     first, second = pieces(case, 3, 2)
     la = pw.fit(case.fit("diag").model, first, case.likelihood, structure="ekfac")
-    with pytest.raises(ValueError, match="passes over the data twice, and a one-shot iterator was given"):
+    with pytest.raises(ValueError, match="passes over the data twice, and the data is a one-shot iterator"):
         la.update(iter([second]))
 
 

@@ -52,7 +52,7 @@ def believed(
 
 def made(belief: Any, likelihood: Any, link: str | None = None, method: str = "linearised") -> Any:
     """A prediction from what is known of the outputs."""
-    question = options.PredictOptions.of(likelihood, method, link, None, False, False)
+    question = options.PredictOptions.of(likelihood, method, link)
     return families.make_prediction(belief, likelihood, question.link)
 
 
@@ -551,7 +551,7 @@ def test_numbers_of_samples_are_checked(n: Any) -> None:
 def test_names_are_checked(likelihood: str, method: str, link: Any, samples: Any, message: str) -> None:
     """With the nearest right one, and those that the likelihood has."""
     with pytest.raises(ValueError, match=message):
-        options.PredictOptions.of(LIKELIHOODS[likelihood], method, link, samples, False, False)
+        options.PredictOptions.of(LIKELIHOODS[likelihood], method, link, samples)
 
 
 def test_memory_changes_nothing() -> None:

@@ -28,6 +28,7 @@ ROOMS = (
     "curvature.structures",
     "posterior",
     "predictions",
+    "serving",
     "linear_model",
     "tuning",
     "diagnostics",

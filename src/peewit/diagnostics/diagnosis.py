@@ -106,11 +106,7 @@ def find_sets(la: PosteriorState, data: Any) -> tuple[tuple[str, ...], ...]:
 def diagnose(la: PosteriorState, data: Any, memory: float | None, progress: bool) -> Diagnosis:
     """Look at the network's first batch for invariant sets, then pass over the data once."""
     network = network_of(la, memory, progress)  # refuses one that has changed
-    if Batches(data, la.weights.device).one_shot:
-        raise PeewitError(
-            "data is a one-shot iterator, and a diagnosis looks at the first batch twice; expected a DataLoader, a "
-            "list of batches or tensors."
-        )
+    Batches(data, la.weights.device).refuse_one_shot("A diagnosis looks at the first batch twice")
     sets = la.prior.sets or find_sets(la, data)
     seen = examine(la, data, network if memory is not None else None, network.progress)
     if seen.examples != la.N:

@@ -120,7 +120,7 @@ class Networks:
         classes = family_of(self.likelihood).classes is not None
         scaled = flat / self.temperature if classes else flat
         belief = Samples(replace(form, whole=False), self.budget, scaled)
-        question = options.PredictOptions.of(self.likelihood, "sampled", None, None, False, False)
+        question = options.PredictOptions.of(self.likelihood, "sampled")
         prediction = make_prediction(belief, self.likelihood, question.link)
         return scorer_of(prediction, 1.0 if classes else self.temperature**0.5)
 

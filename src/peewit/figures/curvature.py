@@ -93,10 +93,7 @@ def curvature_matrices(
         raise PeewitError(f"most={most!r} was given; expected a positive whole number of weights.")
     chosen, names, ends = pick_weights(la, most)
     batches = Batches(data, la.weights.device)
-    if batches.one_shot:
-        raise PeewitError(
-            "A one-shot iterator was given, but this passes over the data twice; give a loader or tensors."
-        )
+    batches.refuse_one_shot("The figure passes over the data twice")
     network = network_of(la.state, memory)  # refuses a network that has changed
     on_device = chosen.to(la.weights.device)
     parts = on_device.split(network.budget.count(VECTORS * la.D, 64))

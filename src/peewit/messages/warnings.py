@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -67,3 +69,34 @@ class UnderconfidenceWarning(TuningWarning):
         ...     warnings.simplefilter("ignore", pw.UnderconfidenceWarning)
         ...     evidence = la.tune().log_evidence()
     """
+
+
+class Silence:
+    """Warnings that begin with certain words are not shown while any thread is inside.
+
+    `warnings.catch_warnings` is for one thread: of two, the one that leaves last would leave its filters behind.
+    """
+
+    def __init__(self, *beginnings: str) -> None:
+        self.beginnings = beginnings
+        self.threads = 0
+        self.lock = threading.Lock()
+        self.filters = warnings.catch_warnings()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Go inside, and leave."""
+        with self.lock:
+            self.threads += 1
+            if self.threads == 1:
+                self.filters = warnings.catch_warnings()
+                self.filters.__enter__()
+                for words in self.beginnings:
+                    warnings.filterwarnings("ignore", message=words)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.threads -= 1
+                if not self.threads:
+                    self.filters.__exit__(None, None, None)

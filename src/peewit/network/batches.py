@@ -115,6 +115,14 @@ class Batches:
         """Whether the data can be passed over only once."""
         return not self.pair and isinstance(self.data, Iterator)
 
+    def refuse_one_shot(self, reader: str) -> None:
+        """Refuse data that can be passed over only once: what reads it, in words, passes over it again."""
+        if self.one_shot:
+            name = self.name[:1].lower() + self.name[1:]
+            raise PeewitError(
+                f"{reader}, and {name} is a one-shot iterator; expected a DataLoader, a list of batches or tensors."
+            ) from None
+
     def first(self) -> tuple[Inputs, Tensor]:
         """The first batch, which is not lost to the pass that follows."""
         source = self

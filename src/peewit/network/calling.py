@@ -26,11 +26,16 @@ def run(network: Callable[..., Any], inputs: Inputs) -> Any:
         return first - second
     inputs = map_tensors(torch.clone, inputs)
     with nullcontext() if any(each.is_cuda for each in tensors(inputs)) else DenseNorms():
-        if isinstance(inputs, Mapping):
-            return network(**inputs)
-        if isinstance(inputs, list | tuple):
-            return network(*inputs)
-        return network(inputs)
+        return run_plainly(network, inputs)
+
+
+def run_plainly(network: Callable[..., Any], inputs: Inputs) -> Any:
+    """Call a network that may write into these inputs, and whose norms need no derivative."""
+    if isinstance(inputs, Mapping):
+        return network(**inputs)
+    if isinstance(inputs, list | tuple):
+        return network(*inputs)
+    return network(inputs)
 
 
 def call(network: Callable[..., Any], inputs: Inputs) -> Tensor:

@@ -46,16 +46,25 @@ class Attributes:
         contents = [(name, value, value.copy()) for name, value in values.items() if type(value) in (list, dict)]
         return Attributes(current, values, contents, {} if scripted else current.copy())
 
+    @property
+    def unchanged(self) -> bool:
+        """Whether the module still holds the same objects, in lists and dictionaries too."""
+        current, whole = self.current, self.whole
+        return (
+            len(current) == len(whole)
+            and all(map(operator.is_, current.values(), whole.values()))
+            and all(has_same_entries(container, copied) for _, container, copied in self.contents)
+        )
+
     def restore(self) -> dict[str, tuple[Any, list[Tensor]]]:
         """Put the same objects back; those that were not there are taken away.
 
         Where something held tensors that it did not hold before, all changes are returned, each as it was before and
         with the tensors it held: flags and lengths beside a tensor say that it was made.
         """
-        current, values, whole = self.current, self.values, self.whole
-        same = len(current) == len(whole) and all(map(operator.is_, current.values(), whole.values()))
-        if same and not self.contents:
+        if self.unchanged:
             return {}  # as nearly always, and found out quickly
+        current, values = self.current, self.values
         changed: dict[str, tuple[Any, list[Tensor]]] = {}
         for name, value in values.items():
             if current.get(name, INSIDE) is not value:
@@ -65,7 +74,7 @@ class Attributes:
             for name in current.keys() - values.keys() - INSIDE:
                 changed[name] = INSIDE, tensors_in(current.pop(name))
         for name, container, copied in self.contents:
-            if len(container) != len(copied) or not all(map(operator.is_, entries(container), entries(copied))):
+            if not has_same_entries(container, copied):
                 changed[name] = copied, tensors_in(container)
                 refill(container, copied)
         fresh = {name: change for name, change in changed.items() if not tensors_in(change[0])}
@@ -75,6 +84,11 @@ class Attributes:
 def entries(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterable[Any]:
     """The values of a list or of a dictionary."""
     return container.values() if isinstance(container, dict) else container
+
+
+def has_same_entries(container: Any, copied: Any) -> bool:
+    """Whether a list or dictionary holds the very objects that a copy of it holds."""
+    return len(container) == len(copied) and all(map(operator.is_, entries(container), entries(copied)))
 
 
 def refill(container: Any, contents: Any) -> None:

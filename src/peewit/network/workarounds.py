@@ -16,29 +16,33 @@ from torch.overrides import TorchFunctionMode
 from ..runtime.threads import LOCK
 
 
-class _PlainCheckpoint:
-    """Replaces re-entrant checkpointing, which autograd cannot differentiate in part."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        return function(*args)
-
-
 @contextmanager
-def plain_checkpoints() -> Iterator[None]:
-    """Run checkpointed blocks without checkpoints: a backward pass would run them again, outside the recording."""
-    module = torch.utils.checkpoint
+def plain_checkpoints() -> Iterator[list[Any]]:
+    """Run checkpointed blocks without checkpoints: a backward pass would run them again, outside the recording.
+
+    The list that it yields fills with those that ran.
+    """
+    module, blocks = torch.utils.checkpoint, list[Any]()
     with LOCK:
 
+        class PlainCheckpoint:
+            """Replaces re-entrant checkpointing, which autograd cannot differentiate in part."""
+
+            @staticmethod
+            def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+                blocks.append(function)
+                return function(*args)
+
         def plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+            blocks.append(function)
             yield
 
-        stand_ins = {"CheckpointFunction": _PlainCheckpoint, "_checkpoint_without_reentrant_generator": plain}
+        stand_ins = {"CheckpointFunction": PlainCheckpoint, "_checkpoint_without_reentrant_generator": plain}
         kept = {name: getattr(module, name) for name in stand_ins}
         try:
             for name, stand_in in stand_ins.items():
                 setattr(module, name, stand_in)
-            yield
+            yield blocks
         finally:
             for name, original in kept.items():
                 setattr(module, name, original)

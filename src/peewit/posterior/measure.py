@@ -66,11 +66,7 @@ def measure(source: Source, measurement: Callable[[Source], Any]) -> Any:
         try:
             return measurement(source)
         except PassRestart as reason:
-            if source.task.data.one_shot:
-                raise PeewitError(
-                    f"{reason} only in a later batch, and the data is a one-shot iterator; expected a DataLoader, a "
-                    "list of batches or tensors, which can be passed over again."
-                ) from None
+            source.task.data.refuse_one_shot(f"{reason} only in a later batch")
             source.restart(reason)
     raise PeewitError("The network applies its weights differently in every pass over the data.")
 
@@ -83,8 +79,7 @@ def measure_hessian(source: Source, structure: Structure) -> Any:
             f"curvature='hessian' with structure={type(structure).__name__}: the Hessian has a full matrix and "
             "products only; use structure='full', or curvature='ggn'."
         )
-    if task.data.one_shot:
-        raise PeewitError("curvature='hessian' passes over the data several times; a one-shot iterator was given.")
+    task.data.refuse_one_shot("curvature='hessian' passes over the data several times")
     gradients = Source(replace(task, kind=Empirical()), source.tracer.learner, source.progress)
     measure(gradients, pull_all)  # totals, and which weights are used
     source.totals, source.remark = gradients.totals, gradients.remark
@@ -101,8 +96,7 @@ def pull_all(source: Source) -> None:
 
 def gaussian_of_residuals(model: nn.Module, batches: Batches) -> Gaussian:
     """The noise of every output as the root mean square of the network's residuals there."""
-    if batches.one_shot:
-        raise PeewitError("Gaussian(noise='residuals') passes over the data twice; a one-shot iterator was given.")
+    batches.refuse_one_shot("Gaussian(noise='residuals') passes over the data twice")
     total, number = None, 0
     with isolated(model), torch.no_grad():
         watch = Watch()

@@ -114,6 +114,12 @@ def _covariance(precision: Blocks, tape: Tape, form: Form, variance_only: bool) 
     return precision.quad(jacobians, variance_only or (form.positions > 1 and form.outputs == 1))
 
 
+def covariance_blocks(precision: Blocks, tape: Tape, form: Form) -> Tensor:
+    """(B, T, C, C): covariances of the outputs at every position."""
+    covariance = _arrange(_covariance(precision, tape, form, False), form, False)
+    return covariance.detach().reshape(tape.examples, form.positions, form.outputs, form.outputs)
+
+
 def aligned_spectra(
     precision: Blocks, jacobians: Mapping[WeightRange, Piece], form: Form
 ) -> list[OutputSpectrum] | None:

@@ -32,10 +32,10 @@ class PredictOptions:
     def of(
         likelihood: Likelihood,
         method: PredictMethod,
-        link: LinkName | None,
-        samples: int | None,
-        joint: bool,
-        create_graph: bool,
+        link: LinkName | None = None,
+        samples: int | None = None,
+        joint: bool = False,
+        create_graph: bool = False,
         at: At = "trained_weights",
     ) -> PredictOptions:
         """Names checked against what the likelihood's family has."""

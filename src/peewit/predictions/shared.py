@@ -74,7 +74,7 @@ class SharedPredictions:
         self, settings: Sequence[Setting], value: Callable[[Prediction, Tensor], Value]
     ) -> list[list[Value]]:
         link, samples = self.options.get("link"), self.options.get("samples")
-        options = PredictOptions.of(self.la.likelihood, "linearised", link, samples, False, False)
+        options = PredictOptions.of(self.la.likelihood, "linearised", link, samples)
         if len(settings) == 1:
             only = settings[0]()
             settings = [lambda: only]

@@ -27,7 +27,7 @@ from ..posterior.measure import gaussian_of_residuals
 from ..runtime.random import seed_of
 from . import recipes
 from .choice import Choice, choose
-from .examples import HeldExamples, refuse_one_shot
+from .examples import EVERY, HeldExamples
 from .result import Recommendation, TriedRecipe
 from .table import grow_table
 from .trying import (
@@ -145,10 +145,13 @@ def task_of(
     family: Likelihood = resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
     unknown = unknown_sets(ood)
     device = device_of(model)
-    refuse_one_shot(Batches(train, device, "train"), "train")
+    Batches(train, device, "train").refuse_one_shot(EVERY)
     for name, data in unknown.items():
         if hasattr(data, "__next__"):
-            raise PeewitError(f"ood: {name!r} is a one-shot iterator, and every recipe passes over it.")
+            raise PeewitError(
+                f"{EVERY}, and ood={{{name!r}: ...}} is a one-shot iterator; expected a DataLoader, a list of batches "
+                "or a tensor."
+            )
     if validation is None:
         known, tuning = HeldExamples.of(train, SEEN, "train"), None
     else:

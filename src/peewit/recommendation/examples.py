@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..evaluation.gathering import evenly, pick, share_of
-from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.nests import Inputs, count
+
+EVERY = "Every recipe passes over the data"
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,7 @@ class HeldExamples:
     def of(data: Any, most: int, name: str) -> HeldExamples:
         """At most so many, evenly spread where the data can be counted beforehand, else the first."""
         batches = Batches(data, torch.device("cpu"), name)
-        refuse_one_shot(batches, name)
+        batches.refuse_one_shot(EVERY)
         share = share_of(batches, most)
         held: list[tuple[Inputs, Tensor]] = []
         seen, taken = 0, 0
@@ -61,12 +62,3 @@ class HeldExamples:
         order = torch.randperm(len(self), generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
         first = order < len(self) // 2
         return self.part(first), self.part(~first)
-
-
-def refuse_one_shot(batches: Batches, name: str) -> None:
-    """Each recipe passes over the data."""
-    if batches.one_shot:
-        raise PeewitError(
-            f"{name} is a one-shot iterator, and every recipe passes over it; expected a DataLoader, a list of batches "
-            "or tensors."
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +14,7 @@ from ..jacobians.explicit import Explicit
 from ..jacobians.factored import Matrix, Term
 from ..jacobians.layout import Layout
 from ..jacobians.output_layer import OutputLayerJacobian, Piece, identity_probes
+from ..messages.warnings import Silence
 from ..network.nests import Inputs
 from ..runtime.memory import Budget
 from ..weights.ranges import WeightRange
@@ -27,6 +27,9 @@ from .layers.examples import BatchAxis, OwnedRows
 from .layers.linear import BilinearRule, LinearRule
 
 WHOLE = BatchAxis(0, "whole")
+# An operation without a batching rule is looped over inside torch: slower, and the same numbers. And autograd's own
+# thread meets the GPU for the first time here; torch sets it up and says so.
+SILENCE = Silence("There is a performance drop", "Attempting to run cu")
 AFFINE = (LinearRule, BilinearRule, ConvRule)  # each number of their output is one row of the weight at one position
 
 
@@ -121,11 +124,7 @@ class Tape:
             ]
         if self.learner.knowledge.batched:
             try:
-                with warnings.catch_warnings():
-                    # An operation without a batching rule is looped over inside torch: slower, and the same numbers.
-                    warnings.filterwarnings("ignore", message="There is a performance drop")
-                    # Autograd's own thread meets the GPU for the first time here; torch sets it up and says so.
-                    warnings.filterwarnings("ignore", message="Attempting to run cu")
+                with SILENCE.hold():
                     if self.create_graph:
                         return list(self._grad(source, probes, edges, is_grads_batched=True))
                     return self._map_probes(source, probes, edges)

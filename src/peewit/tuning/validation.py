@@ -97,11 +97,7 @@ def validation_batches(data: Any, device: torch.device) -> Batches:
             "DataLoader, or use method='evidence', which needs none."
         )
     batches = Batches(data, device, "The validation data")
-    if batches.one_shot:
-        raise PeewitError(
-            "validation is a one-shot iterator, and every score passes over it; expected a DataLoader, a list of "
-            "batches or tensors."
-        )
+    batches.refuse_one_shot("Every score passes over the data")
     return batches
 
 

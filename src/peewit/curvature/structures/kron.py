@@ -118,11 +118,7 @@ class EKFAC:
         check_sums(sums, space, corrected=True)
 
     def _measure(self, source: Source, earlier: KronSums) -> KronSums:
-        if source.task.data.one_shot:
-            raise PeewitError(
-                "structure='ekfac' passes over the data twice, and a one-shot iterator was given; "
-                "expected a DataLoader, a list of batches or tensors."
-            )
+        source.task.data.refuse_one_shot("structure='ekfac' passes over the data twice")
         sums, bases = measure_factors(self.approx, self.bias, source, earlier), earlier.bases
         new = {key: layout for key, layout in sums.layouts.items() if key not in bases}
         sides = eigenvectors_of(replace(sums, layouts=new))
