@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +170,128 @@ def test_predictions_of_batches() -> None:
     assert torch.equal(la.predict(**batch, link="mc").probs, la.predict(x, link="mc").probs)
     assert torch.equal(la.predict(encoding).output_mean, la.predict(**encoding).output_mean)
     assert torch.equal(la.functional(batch).mean, la.functional(x).mean)
+
+
+def test_batches_of_a_trainer(tmp_path: Path) -> None:
+    """The loader of a Trainer is data; a shuffled one too."""
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=3, report_to=[], use_cpu=True, dataloader_pin_memory=False
+    )
+    model = texts.network("BertForSequenceClassification", "BertConfig", num_labels=2).double()
+    rows = examples(labels=texts.LABELS)
+    collator = transformers.DataCollatorWithPadding(texts.tokenizer())
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, data_collator=collator)
+    la = pw.fit(model.train(), trainer.get_train_dataloader(), "classification", structure="full", curvature="ggn")
+    plain = pw.fit(model, list(loader(rows, collator)), "classification", structure="full", curvature="ggn")
+    assert model.training and len(rows) == la.N
+    assert relative(la.log_evidence(), plain.log_evidence()) < 1e-8
+
+
+def test_regression_head() -> None:
+    """One number per sentence, whose loss is the mean of squares."""
+    values = [[0.1 * number] for number in range(8)]
+    batches = list(loader(examples(labels=values), transformers.DataCollatorWithPadding(texts.tokenizer())))
+    model = texts.network("BertForSequenceClassification", "BertConfig", num_labels=1)
+    assert batches[0]["labels"].shape == (4, 1)
+    assert_dense(model, batches, [batch["labels"] for batch in batches], "regression")
+
+
+def test_several_labels_per_sentence() -> None:
+    """Binary labels; the model's own loss is their mean cross entropy, and that of classes is another."""
+    labels = [[float(number % 2), float(number % 3 == 0)] for number in range(8)]
+    batches = list(loader(examples(labels=labels), transformers.DataCollatorWithPadding(texts.tokenizer())))
+    options = {"num_labels": 2, "problem_type": "multi_label_classification"}
+    model = texts.network("BertForSequenceClassification", "BertConfig", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        la = pw.fit(model, batches, "binary")
+    with torch.no_grad():
+        total = sum(float(model(**batch).loss) * batch["labels"].numel() for batch in batches)
+    assert la.state.totals.energy == pytest.approx(total, rel=1e-5)
+    for batch in batches:
+        batch["labels"] = torch.stack([batch["labels"][:, 0], 1 - batch["labels"][:, 0]], 1)
+    with pytest.warns(UserWarning, match="own loss on its first examples"):
+        pw.fit(model, batches, "classification")
+
+
+def test_lora() -> None:
+    """Adapters of peft: their weights alone, and with the head that is trained beside them."""
+    peft = pytest.importorskip("peft")
+    model = texts.network("BertForSequenceClassification", "BertConfig", num_labels=2)
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"], init_lora_weights=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model = peft.get_peft_model(model, config).eval()
+    batches = list(loader(examples(labels=texts.LABELS), transformers.DataCollatorWithPadding(texts.tokenizer())))
+    la = pw.fit(model, batches, "classification", weights="lora")
+    adapters = [name for name, weight in model.named_parameters() if weight.requires_grad and "lora_" in name]
+    assert set(la.space.names) == set(adapters) and la.D == 2 * 2 * (8 * 2)
+    assert {row.rule for row in la.coverage() if row.name in adapters} == {"linear"}
+    assert_dense(model, batches, [batch["labels"] for batch in batches])
+
+
+def test_reward_model() -> None:
+    """Pairs by the names that collators for rewards give them, and single sentences."""
+    encoded = texts.tokenizer()(texts.SENTENCES, padding=True, return_tensors="pt")
+    ids, mask = encoded["input_ids"], encoded["attention_mask"]
+    batch = {
+        "input_ids_chosen": ids[::2],
+        "attention_mask_chosen": mask[::2],
+        "input_ids_rejected": ids[1::2, :5],  # of another length
+        "attention_mask_rejected": mask[1::2, :5],
+    }
+    model = texts.network("BertForSequenceClassification", "BertConfig", num_labels=1).double()
+    la = pw.fit(model, [batch], "preference", structure="full", curvature="ggn")
+    plain = Logits(model)
+    names = [f"model.{name}" for name in names_of(model)]
+    first, second = (
+        {"input_ids": ids[::2], "attention_mask": mask[::2]},
+        {
+            "input_ids": ids[1::2, :5],
+            "attention_mask": mask[1::2, :5],
+        },
+    )
+    j = dense.jacobian(plain, first, names)[:, 0] - dense.jacobian(plain, second, names)[:, 0]
+    p = torch.sigmoid(dense.outputs(plain, first) - dense.outputs(plain, second))
+    expected = (j * p * (1 - p)).T @ j + torch.eye(la.D, dtype=torch.float64)
+    v = torch.randn(2, la.D, dtype=torch.float64)
+    assert relative(la.precision.mv(v), v @ expected) < 1e-7
+    pred = la.predict(batch)
+    assert isinstance(pred, pw.Binary) and pred.probs.shape == (4, 1)
+    assert isinstance(la.predict(first), pw.Outputs) and la.predict(**first).mean.shape == (4, 1)
+
+
+SEQUENCES = {
+    "BertForSequenceClassification": "BertConfig",
+    "DistilBertForSequenceClassification": "DistilBertConfig",
+    "RobertaForSequenceClassification": "RobertaConfig",
+    "ElectraForSequenceClassification": "ElectraConfig",
+    "LlamaForCausalLM": "LlamaConfig",
+    "Qwen2ForCausalLM": "Qwen2Config",
+    "GPTNeoXForCausalLM": "GPTNeoXConfig",
+    "OPTForCausalLM": "OPTConfig",
+}
+
+
+@pytest.mark.parametrize("kind", SEQUENCES)
+def test_architectures(kind: str) -> None:
+    """No warning, no generic rule, and labels shifted in causal language models alone."""
+    causal = kind.endswith("CausalLM")
+    rows = examples() if causal else examples(labels=texts.LABELS)
+    collator = transformers.DataCollatorWithPadding(texts.tokenizer())
+    if causal:
+        collator = transformers.DataCollatorForLanguageModeling(texts.tokenizer(), mlm=False)
+    own = {
+        "Distil": {"dim": 8, "hidden_dim": 12, "n_layers": 1, "n_heads": 2},
+        "OPT": {"ffn_dim": 12},
+        "Qwen2": {"num_key_value_heads": 2},
+    }
+    options = next((value for name, value in own.items() if kind.startswith(name)), {})
+    options = {**options, "word_embed_proj_dim": 8} if kind.startswith("OPT") else options
+    options = {**options, "max_position_embeddings": 24}  # Roberta counts from the padding token on
+    model = texts.network(kind, SEQUENCES[kind], **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        la = pw.fit(model, list(loader(rows, collator)), "classification", curvature=pw.MonteCarlo(1))
+    assert isinstance(la.likelihood, pw.Categorical) and (la.likelihood.shift is True) == causal
+    assert not [row.name for row in la.coverage() if "generic" in row.rule]
