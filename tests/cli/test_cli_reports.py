@@ -89,6 +89,25 @@ def test_no_interval_is_shown_where_there_is_none(place: str, capsys: pytest.Cap
     assert "–" not in capsys.readouterr().out
 
 
+def test_intervals_are_the_same_ones_everywhere(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The share of targets in 90 % intervals: in the table, in JSON, in Markdown and on the page."""
+    pytest.importorskip("plotly", reason="no plotly")
+    assert run("fit -m NET:regressor -l regression --train numbers.csv --noise 0.4 -o made.safetensors -q", place) == 0
+    capsys.readouterr()
+    given = "evaluate -m NET:regressor -p made.safetensors --test numbers.csv -o r.json -o r.html -o r.md -q"
+    assert run(f"{given} {FEW}", place) == 0
+    shown = capsys.readouterr().out
+    methods = {each["name"]: each["metrics"] for each in json.loads(Path("r.json").read_text())["methods"]}
+    laplace, plain = (methods[name]["coverage90"]["value"] for name in ("Laplace", "Plain network"))
+    assert min(laplace, plain) > 0.02 and max(laplace, plain) < 0.98, "so that shares are told from others"
+    head, row = (next(line.split() for line in shown.splitlines() if word in line) for word in ("rmse", "Laplace"))
+    assert row[head.index("coverage90")] == f"{laplace:.3f}" and "coverage95" not in head
+    page = " ".join(Path("r.html").read_text().split())
+    assert f"Its 90 % intervals held {100 * plain:.0f} % of the test targets" in page
+    line = next(line for line in Path("r.md").read_text().splitlines() if line.startswith("| Laplace"))
+    assert f"{laplace:.3f}" in line or f"{100 * laplace:.1f}" in line
+
+
 def test_json_alone_is_on_stdout(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Also of a network without a posterior, with corruptions and attacks."""
     given = f"evaluate -m NET:images -l classification {FEW} --test photos --shifts noise --attacks fgsm --json"

@@ -21,6 +21,15 @@ from .settings import is_function
 KINDS = f"expected .npz, .csv, .safetensors, a folder of images, or {FORM}"
 INPUTS = ("x", "inputs", "images", "data", "X", "features")
 TARGETS = ("y", "targets", "labels", "target", "Y", "label")
+# Tables of other programs, and what of pandas reads them.
+TABLES = {
+    ".parquet": "read_parquet",
+    ".xlsx": "read_excel",
+    ".xls": "read_excel",
+    ".feather": "read_feather",
+    ".tsv": "read_table",
+    ".txt": "read_table",
+}
 CHUNK = 1000  # inputs of a batch
 RESOLVED = 0.01  # of a column's deviation, which rounding may be at most
 SAID = 150  # characters of what a network says about its inputs
@@ -132,7 +141,10 @@ def load(source: str, wanted: Wanted) -> LoadedData:
         raise Problem(f"There is no file or folder {source}; {KINDS}.")
     readers = {".npz": arrays, ".csv": columns, ".safetensors": tensors}
     if path.suffix.lower() not in readers:
-        raise Problem(f"{source} has the suffix {path.suffix!r}; {KINDS}.")
+        reader = TABLES.get(path.suffix.lower())
+        line = f"pandas.{reader}({path.name!r}).to_csv({path.with_suffix('.csv').name!r}, index=False)"
+        advice = "" if reader is None else f" Write the table as .csv, such as {line}."
+        raise Problem(f"{source} has the suffix {path.suffix!r}; {KINDS}.{advice}")
     x, y, schema = readers[path.suffix.lower()](path, wanted)
     if len(x) == 0:
         raise Problem(f"{source} holds no examples.")
