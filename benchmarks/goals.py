@@ -192,6 +192,24 @@ def diagonal_memory(run: Run, curvature: str) -> float | None:
     return None if found is None else (found["peak_bytes"] or found["extra_bytes"]) / GIB
 
 
+def latency(run: Run, network: str, weights: str, way: str) -> float | None:
+    """The median of one prediction, in milliseconds."""
+    found = run.one(section="single", network=network, weights=weights)
+    outcome = None if found is None else found["ways"].get(way)
+    return None if outcome is None or "p50" not in outcome else 1000 * float(outcome["p50"])
+
+
+def beyond_forward(run: Run, network: str) -> float | None:
+    """Milliseconds of a prediction under an uncertain last layer, beyond 1.3 forward passes."""
+    mine, forward = (latency(run, network, "last_layer", way) for way in ("la.predictor", "forward pass"))
+    return None if mine is None or forward is None else mine - 1.3 * forward
+
+
+def latency_ratio(run: Run, network: str, way: str) -> float | None:
+    """laplace-torch's latency over ours, all weights."""
+    return ratio(latency(run, network, "all", PEER), latency(run, network, "all", way))
+
+
 def tuning_milliseconds(run: Run, network: str) -> float | None:
     """One prior precision by the evidence."""
     seconds = median(run.one(section="tuning", network=network, library=OURS))
@@ -307,6 +325,7 @@ def per_network(
     ]
 
 
+AS_THEY_COME = ("default", "fp32")  # a CPU has fp32 alone
 EQUAL = ("fp32", "tf32")  # laplace-torch has no products in bf16
 GOALS: tuple[Goal, ...] = (
     *per_network(
@@ -352,6 +371,34 @@ GOALS: tuple[Goal, ...] = (
     ),
     *per_network(
         "likewise, both at laplace-torch's best batch", dict.fromkeys(FIVE, 20), ">=", "x", memory_alike, devices=BOTH
+    ),
+    *per_network(
+        "one input at a time, last layer, `la.predictor`: beyond 1.3 forward passes",
+        dict.fromkeys(FIVE, 0.3),
+        "<=",
+        "ms",
+        beyond_forward,
+        devices=BOTH,
+        precisions=AS_THEY_COME,
+    ),
+    *per_network(
+        "one input at a time, all weights, `la.predictor`: laplace-torch's latency over ours",
+        dict.fromkeys(FIVE, 1),
+        ">=",
+        "x",
+        latency_ratio,
+        devices=BOTH,
+        precisions=AS_THEY_COME,
+        way="la.predictor",
+    ),
+    *per_network(
+        "likewise, with `cuda_graph=True`",
+        dict.fromkeys(FIVE, 1),
+        ">=",
+        "x",
+        latency_ratio,
+        precisions=AS_THEY_COME,
+        way="la.predictor, CUDA graph",
     ),
     *per_network(
         "fit, MC(1), without decompositions, over forward and backward",

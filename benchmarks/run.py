@@ -69,10 +69,10 @@ class Scope:
 
 
 SCOPES = {
-    "fp32": Scope(tuple(name for name in SECTIONS if name != "linear"), ("kron", "ekfac")),
+    "fp32": Scope(tuple(name for name in SECTIONS if name not in ("linear", "single")), ("kron", "ekfac")),
     "tf32": Scope(("fits", "predictives", "linear", "agreement")),
     "bf16": Scope(("fits", "predictives"), peer=False),  # laplace-torch has none
-    "default": Scope(("predictives", "agreement")),
+    "default": Scope(("predictives", "single", "agreement")),
 }
 
 

@@ -132,6 +132,28 @@ def predictive_table(runs: Sequence[Run]) -> Table:
     return Table("Predictives", (*columns, *more), tuple(rows))
 
 
+def single_table(runs: Sequence[Run]) -> Table:
+    """Latencies at batch one."""
+    columns = ("network", "uncertain", "precision", "way", "median, ms", "90 %", "99 %", "calls", "× forward pass")
+    rows: list[Row] = []
+    for _, precision, found in by_network(runs, "single"):
+        for record in found:
+            start = (record["title"], record["weights"].replace("_", " "), precision)
+            if "ways" not in record:
+                rows.append((*start, record["failure"], *[""] * 6))
+                continue
+            ways = record["ways"]
+            forward, theirs = ways["forward pass"]["p50"], ways.get(PEER, {}).get("p50")
+            for name, own in ways.items():
+                if "failure" in own:
+                    rows.append((*start, name, own["failure"], *[""] * 5))
+                    continue
+                cells = [number(1000 * own[key]) for key in ("p50", "p90", "p99")]
+                ratio = number(theirs / own["p50"]) if theirs and name != "forward pass" else ""
+                rows.append((*start, name, *cells, str(own["repeats"]), number(own["p50"] / forward), ratio))
+    return Table("One input at a time", (*columns, f"{PEER} / this"), tuple(rows))
+
+
 def diagonal_table(runs: Sequence[Run]) -> Table:
     """Diagonal fits."""
     columns = ("network", "N", "precision", "fit", "seconds", "× fwd+bwd", "× counted operations", "peak GiB")
@@ -300,6 +322,7 @@ def goal_table(runs: Sequence[Run], goals: Sequence[Goal] = GOALS) -> Table:
 MAKERS = (
     fit_table,
     predictive_table,
+    single_table,
     diagonal_table,
     last_table,
     tuning_table,
@@ -362,6 +385,8 @@ NOTES = (
     "Counted operations: one forward pass, a backward pass per probe with respect to layer outputs, and both factors, "
     "from the shapes of Linear and Conv layers, at the rate of the plain pass.",
     "Predictives are (N, C, C) functional covariances at the best of several batch sizes.",
+    "One input at a time: from an input on the device to probabilities on the device, by the wall clock, until the "
+    "device is done; all ways by turns. CUDA graph: `la.predictor(x, cuda_graph=True)`.",
     "Peak memory is the allocator's on a GPU, model and data included; on a CPU the growth of the process, sampled. "
     "Memory per input is what a call takes beyond what was held before.",
 )

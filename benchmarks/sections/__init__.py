@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.cases import Bench
-from benchmarks.sections import agreement, diag, fits, growth, last, linear, predictives, tuning
+from benchmarks.sections import agreement, diag, fits, growth, last, linear, predictives, single, tuning
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     "fits": fits.measure,
     "predictives": predictives.measure,
+    "single": single.measure,
     "diag": diag.measure,
     "last": last.measure,
     "tuning": tuning.measure,

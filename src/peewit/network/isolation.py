@@ -102,9 +102,15 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
+def outside_caller_modes() -> AbstractContextManager[Any]:
+    """Outside of inference mode and autocast, with gradients; in no time where neither is on."""
+    if torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return _outside_modes()
+    return torch.enable_grad()
+
+
 @contextmanager
-def outside_caller_modes() -> Iterator[None]:
-    """Outside of inference mode and autocast."""
+def _outside_modes() -> Iterator[None]:
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         yield
 

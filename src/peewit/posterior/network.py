@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +14,7 @@ from ..messages.arguments import refuse_inputs
 from ..messages.errors import MismatchError, PeewitError
 from ..network.batches import without_labels
 from ..network.failures import refuse_axes
+from ..network.finite import refuse_broken
 from ..network.isolation import isolated
 from ..network.nests import Inputs, count, map_tensors, take
 from ..runtime.arithmetic import as_arithmetic
@@ -90,6 +91,10 @@ class Network:
             raise
         finally:
             self.progress.close()
+
+    def refuse_broken(self, values: Sequence[Tensor], x: Inputs) -> None:
+        """Refuse outputs, or then their variances, that are NaN or Inf: waits for the device."""
+        refuse_broken(values, x)
 
     def form(self, output: Tensor) -> Form:
         """Where the outputs are in this network's output."""

@@ -23,7 +23,6 @@ from ..jacobians.output_layer import (
 )
 from ..likelihoods import Form
 from ..messages.errors import PeewitError
-from ..network.finite import refuse_broken
 from ..network.nests import Inputs, take, tensors
 from ..posterior.network import EXACT_OUTPUTS, Network, TooManyOutputs
 from ..tracing.tape import Tape
@@ -87,7 +86,7 @@ def _functional(
     if network.outputs(x) > EXACT_OUTPUTS and not closed:
         raise TooManyOutputs(network.outputs(x))
     if joint:
-        return finite(_joint(network, precision, x, create_graph), x)
+        return finite(network, _joint(network, precision, x, create_graph), x)
     means, covariances = [], []
     probes = None if not closed else 1 if variance_only else Form(network.axis, network.knowledge.shape(x)).outputs
     for tape in network.tapes(x, create_graph, probes):
@@ -95,7 +94,7 @@ def _functional(
         covariance = _covariance(precision, tape, form, variance_only)
         means.append(kept(tape.output))
         covariances.append(_arrange(kept(covariance), form, variance_only))
-    return finite(Functional(torch.cat(means), torch.cat(covariances)), x)
+    return finite(network, Functional(torch.cat(means), torch.cat(covariances)), x)
 
 
 def _covariance(precision: Blocks, tape: Tape, form: Form, variance_only: bool) -> Tensor:
@@ -164,7 +163,7 @@ def _spectral(network: Network, precision: Blocks, x: Inputs, create_graph: bool
         weights.append(kept(torch.cat([part for _, part in spectra], -1)))
         bases = [_basis(basis, form.outputs, weights[0]) for basis, _ in spectra]
     mean, weight = torch.cat(means), torch.cat(weights)
-    refuse_broken([mean, weight], x)
+    network.refuse_broken([mean, weight], x)
     # The square root has no derivative at zero.
     deviation = torch.where(weight > 0, weight, 1.0).sqrt() * (weight > 0)
     return Spectral(mean, torch.cat(bases, -1).detach() if bases else None, deviation)
@@ -200,7 +199,7 @@ def functional_of_jacobians(
     form = network.form(mean)
     with network.budget.arithmetic.passes():
         covariance = precision.quad(jacobians, form.positions > 1 and form.outputs == 1)
-    return finite(Functional(mean, _arrange(covariance.detach(), form, False)), x)
+    return finite(network, Functional(mean, _arrange(covariance.detach(), form, False)), x)
 
 
 def alone(tensor: Tensor) -> Tensor:
@@ -217,9 +216,9 @@ def require_gradients(x: Inputs) -> None:
         )
 
 
-def finite(gaussian: Functional, x: Inputs) -> Functional:
+def finite(network: Network, gaussian: Functional, x: Inputs) -> Functional:
     """The same, unless inputs, outputs or their covariance hold NaN or Inf."""
-    refuse_broken([gaussian.mean, gaussian.cov], x)
+    network.refuse_broken([gaussian.mean, gaussian.cov], x)
     return gaussian
 
 

@@ -15,7 +15,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..messages.warnings import warn
 from ..network.buffers import restore_buffers
 from ..network.calling import call, with_weights
-from ..network.finite import refuse_broken
 from ..network.nests import Inputs, count, take
 from ..posterior.network import EXACT_OUTPUTS, Network
 from ..tracing.forward_mode import apply
@@ -35,18 +34,18 @@ def linearised_samples(network: Network, x: Inputs, deviations: Tensor) -> Tenso
     with network.isolated():
         closed = network.is_closed(x)
         if network.outputs(x) > EXACT_OUTPUTS and not closed:
-            return _finite_samples(_pushed_samples(network, x, deviations), x)
+            return _finite_samples(network, _pushed_samples(network, x, deviations), x)
         for tape in network.tapes(x, probes=len(deviations) if closed else None):
             mean = tape.output.detach()
             shift = apply(tape.pull_outputs(), network.space, deviations)
             shift = shift.transpose(1, 2).reshape(len(deviations), *mean.shape)
             outputs.append(mean + shift.detach().to(mean.dtype))
-        return _finite_samples(torch.cat(outputs, 1), x)
+        return _finite_samples(network, torch.cat(outputs, 1), x)
 
 
-def _finite_samples(outputs: Tensor, x: Inputs) -> Tensor:
+def _finite_samples(network: Network, outputs: Tensor, x: Inputs) -> Tensor:
     """The same (S, B, ...), unless they hold NaN or Inf."""
-    refuse_broken([outputs.transpose(0, 1)], x)
+    network.refuse_broken([outputs.transpose(0, 1)], x)
     return outputs
 
 
@@ -71,7 +70,7 @@ def shifted_outputs(network: Network, x: Inputs, shift: Tensor) -> Tensor:
     with network.isolated():
         network.outputs(x)  # so that its cost is known
         outputs = _pushed_samples(network, x, shift[None])[0]
-    refuse_broken([outputs], x)
+    network.refuse_broken([outputs], x)
     return outputs
 
 
@@ -88,7 +87,7 @@ def network_samples(network: Network, x: Inputs, deviations: Iterable[Tensor], c
             slices = network.pieces(x, 2.0 * network.knowledge.cost(x) * len(some), 0.4)
             rows.append(torch.cat([_at(network, take(x, chosen), some) for chosen in slices], 1))
         outputs = torch.cat(rows)
-        refuse_broken([outputs.detach().transpose(0, 1)], x)
+        network.refuse_broken([outputs.detach().transpose(0, 1)], x)
         return outputs
 
 

@@ -8,19 +8,17 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from ..curvature.blocks import Blocks, OperatorBlock
 from ..curvature.operators import DenseOperator, DiagonalOperator, RotatedOperator
 from ..jacobians.output_layer import OutputLayerJacobian, Piece, outermost_pieces, row_places, row_roots
 from ..likelihoods import Form
-from ..predictions import links
 from ..predictions.outputs import GaussianOutputs
 from ..runtime.memory import Budget
 from ..weights.ranges import WeightRange
 
 ROOTS = 1 << 27  # numbers of roots of rows that are kept
-# Makes covariances (B, T, C, C) from the inputs of a last layer.
-Later = Callable[[], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,52 +33,94 @@ class BeliefOptions:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DeferredOutputs(GaussianOutputs):
-    """A Gaussian whose covariances are made when something asks for them: probabilities may need variances alone."""
+    """A Gaussian of which the variances are known: the rest is made when something asks for it."""
 
     now: Tensor  # (N, T, C): variances
-    later: Later
+    later: Callable[[], GaussianOutputs]
+
+    @cached_property
+    def whole(self) -> GaussianOutputs:
+        """The same Gaussian with its covariances."""
+        return self.later()
 
     @cached_property
     def variance(self) -> Tensor:
         """(N, T, C)."""
         return self.now
 
-    @cached_property
+    @property
     def covariance(self) -> Tensor:
         """(N, T, C, C)."""
-        return self.later()
+        return self.whole.covariance
+
+    @property
+    def row_sums(self) -> Tensor:
+        """(N, T, C): of the covariance."""
+        return self.whole.row_sums
 
     @cached_property
     def root(self) -> Tensor:
         """(N, T, C, R): `root root^T` is the covariance."""
-        return links.root(self.covariance)
+        return self.whole.root
+
+    @property
+    def rank(self) -> int:
+        """R."""
+        return self.whole.rank
 
     def some(self, chosen: slice) -> GaussianOutputs:
         """The belief about some of the inputs, each by itself."""
-        return GaussianOutputs(
-            form=self.form,
-            budget=self.budget,
-            centre=self.centre[chosen],
-            blocks=self.covariance[chosen],
-            points=self.points,
-            seed=self.seed,
-        )
+        return self.whole.some(chosen)
+
+    def _spread(self, eps: Tensor, chosen: slice) -> Tensor:
+        return self.whole._spread(eps, chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turned:
-    """What one block adds to the weights of a basis: `(a turn)^2 table`."""
+    """What one block adds to the weights of a basis: `(a turn + shift)^2 table`."""
 
-    turn: Tensor | None  # (I, I)
-    table: Tensor  # (I, R)
-    ones: bool  # whether a one is appended to the inputs
+    turn: Tensor | None  # (R', I)
+    shift: Tensor | None  # (R',): of a one that is appended to the inputs
+    table: Tensor  # (R, R')
+
+    def __call__(self, inputs: Tensor, constant: Tensor | None = None) -> Tensor:
+        """(B, T, R), added to a constant (R,)."""
+        turned = inputs if self.turn is None else linear(inputs, self.turn, self.shift)
+        return linear(turned.square(), self.table, constant)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Variances along one basis, as a function of the inputs."""
+
+    parts: list[Turned]
+    constant: Tensor | None  # (R,): of the bias
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """(B, T, R)."""
-        if self.ones:
-            inputs = torch.cat([inputs, inputs.new_ones(*inputs.shape[:-1], 1)], -1)
-        turned = inputs if self.turn is None else inputs @ self.turn
-        return turned.square() @ self.table
+        if not self.parts:
+            assert self.constant is not None
+            return self.constant.expand(*inputs.shape[:-1], -1)
+        total = self.parts[0](inputs, self.constant)
+        for part in self.parts[1:]:
+            total = total + part(inputs)
+        return total
+
+    def plus(self, others: Weights) -> Weights:
+        """The sum of both."""
+        constants = [each.constant for each in (self, others) if each.constant is not None]
+        constant = torch.stack(constants).sum(0) if constants else None
+        return Weights(parts=[*self.parts, *others.parts], constant=constant)
+
+    def projected(self, basis: Tensor | None) -> Weights:
+        """The variances of the outputs that they make: of `basis diag(weights) basis^T`, with (C, R)."""
+        if basis is None:
+            return self
+        squares = basis.square()
+        parts = [replace(part, table=squares.to(part.table.dtype) @ part.table) for part in self.parts]
+        constant = None if self.constant is None else squares.to(self.constant.dtype) @ self.constant
+        return Weights(parts=parts, constant=constant)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,17 +128,7 @@ class Basis:
     """Blocks whose outputs have one basis in common, such as a weight and its bias."""
 
     basis: Tensor | None  # (C, R); None: the identity
-    parts: list[Turned]
-    constant: Tensor | None  # (R,): of the bias
-
-    def weights(self, inputs: Tensor) -> Tensor:
-        """(B, T, R): variances along the basis."""
-        total = self.constant
-        for part in self.parts:
-            value = part(inputs)
-            total = value if total is None else total + value
-        assert total is not None
-        return total if self.parts else total.expand(*inputs.shape[:-1], -1)
+    weights: Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +137,14 @@ class SpectralForm:
 
     bases: list[Basis]
     basis: Tensor | None  # (C, R): of all of them; None: the identity
+    variances: Weights  # of the outputs themselves
     dtype: torch.dtype  # of the inputs
 
-    def gaussian(self, common: BeliefOptions, inputs: Tensor, mean: Tensor, later: Later) -> GaussianOutputs:
+    def variance(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+        """(B, T, C), from the inputs (B, T, I) of the last layer."""
+        return self.variances(inputs.to(self.dtype)).to(dtype)
+
+    def gaussian(self, common: BeliefOptions, inputs: Tensor, mean: Tensor) -> GaussianOutputs:
         """The Gaussian with this mean (B, T, C), from the inputs (B, T, I) of the last layer."""
         weights = [basis.weights(inputs.to(self.dtype)) for basis in self.bases]
         if self.basis is None:
@@ -147,64 +182,72 @@ def spectral_form(precision: Blocks, jacobians: dict[WeightRange, Piece], mean: 
             return None
         dtype = jacobian.dtype
         basis, turn, table = (right, left, weight) if jacobian.flipped else (left, right, weight.mT)
-        known = bases.setdefault(id(basis), Basis(basis=None if basis is None else basis[0], parts=[], constant=None))
+        nothing = Basis(basis=None if basis is None else basis[0], weights=Weights(parts=[], constant=None))
+        known = bases.setdefault(id(basis), nothing)
         if jacobian.acts.constant:
             constant = jacobian.inner(weight, left, right)[1][0, 0, 0]
-            constant = constant if known.constant is None else known.constant + constant
-            bases[id(basis)] = replace(known, constant=constant)
+            weights = known.weights.plus(Weights(parts=[], constant=constant))
         else:
-            turned = Turned(turn=None if turn is None else turn[0], table=table[0], ones=jacobian.acts.ones)
-            known.parts.append(turned)
+            weights = known.weights.plus(_squares(None if turn is None else turn[0], table[0], jacobian.acts.ones))
+        bases[id(basis)] = replace(known, weights=weights)
     all_bases = [*bases.values()]
     if not all_bases:
         return None
+    variances = Weights(parts=[], constant=None)
+    for each in all_bases:
+        variances = variances.plus(each.weights.projected(each.basis))
     if all(each.basis is None for each in all_bases):
-        return SpectralForm(bases=all_bases, basis=None, dtype=dtype)
+        return SpectralForm(bases=all_bases, basis=None, variances=variances, dtype=dtype)
     identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
     columns = [identity if each.basis is None else each.basis.to(mean.dtype) for each in all_bases]
-    return SpectralForm(bases=all_bases, basis=torch.cat(columns, -1).detach(), dtype=dtype)
+    basis = torch.cat(columns, -1).detach()
+    return SpectralForm(bases=all_bases, basis=basis, variances=variances, dtype=dtype)
+
+
+def _squares(turn: Tensor | None, table: Tensor, ones: bool) -> Weights:
+    """`(a turn)^2 table`; `ones`: a one is appended to the inputs a."""
+    turn, table = None if turn is None else turn.T.contiguous(), table.T.contiguous()
+    if not ones:
+        return Weights(parts=[Turned(turn=turn, shift=None, table=table)], constant=None)
+    if turn is None:
+        return Weights(parts=[Turned(turn=None, shift=None, table=table[:, :-1])], constant=table[:, -1])
+    part = Turned(turn=turn[:, :-1].contiguous(), shift=turn[:, -1].contiguous(), table=table)
+    return Weights(parts=[part], constant=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Roots of the covariance of each row of a dense block."""
+    """Roots of the covariance of each row of a dense block, as a linear map of the layer's inputs."""
 
-    table: Tensor  # (I, C H)
+    turn: Tensor | None  # (C H, I)
+    shift: Tensor | None  # (C H,): of the bias
     outputs: int
-    ones: list[bool]  # of the block's tensors: whether it is a bias
 
     def variances(self, inputs: Tensor) -> Tensor:
         """(B, T, C)."""
-        one = inputs.new_ones(*inputs.shape[:-1], 1)
-        sides = [one if bias else inputs for bias in self.ones]
-        roots = (sides[0] if len(sides) == 1 else torch.cat(sides, -1)) @ self.table
+        if self.turn is None:
+            assert self.shift is not None
+            roots = self.shift.expand(*inputs.shape[:-1], -1)
+        else:
+            roots = linear(inputs, self.turn, self.shift)
         variances: Tensor = roots.unflatten(-1, (self.outputs, -1)).square().sum(-1)
         return variances
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseForm:
-    """Under full and block curvature: variances at once, covariances where something asks for them."""
+    """Under full and block curvature."""
 
     blocks: list[Rows]
     dtype: torch.dtype
 
-    def gaussian(self, common: BeliefOptions, inputs: Tensor, mean: Tensor, later: Later) -> GaussianOutputs:
-        """The Gaussian with this mean (B, T, C), from the inputs (B, T, I) of the last layer."""
+    def variance(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+        """(B, T, C), from the inputs (B, T, I) of the last layer."""
         wide = inputs.to(self.dtype)
         variance = self.blocks[0].variances(wide)
         for block in self.blocks[1:]:
             variance = variance + block.variances(wide)
-        return DeferredOutputs(
-            form=common.form,
-            budget=common.budget,
-            centre=mean,
-            blocks=None,
-            points=common.points,
-            seed=common.seed,
-            now=variance.to(mean.dtype),
-            later=later,
-        )
+        return variance.to(dtype)
 
 
 def dense_form(precision: Blocks, jacobians: dict[WeightRange, Piece]) -> DenseForm | None:
@@ -228,5 +271,8 @@ def _rows(block: OperatorBlock, jacobians: dict[WeightRange, Piece]) -> tuple[Ro
     if places.numel() * places.shape[1] > ROOTS:
         return None
     roots = row_roots(operator.cholesky, places, pieces[0].budget)  # (O, H, I)
-    table = roots.flatten(0, 1).T.to(pieces[0].dtype).contiguous()
-    return Rows(table=table, outputs=len(roots), ones=[each.acts.constant for each in pieces]), pieces[0].dtype
+    columns = roots.flatten(0, 1).to(pieces[0].dtype).split([piece.acts.width for piece in pieces], -1)
+    turns = [part for part, piece in zip(columns, pieces, strict=True) if not piece.acts.constant]
+    shifts = [part[:, 0] for part, piece in zip(columns, pieces, strict=True) if piece.acts.constant]
+    turn, shift = (torch.stack(each).sum(0) if each else None for each in (turns, shifts))
+    return Rows(turn=turn, shift=shift, outputs=len(roots)), pieces[0].dtype

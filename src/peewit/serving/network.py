@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -52,6 +52,9 @@ class ServedNetwork(Network):
         """With gradients; a copy needs no other care."""
         with torch.enable_grad(), nullcontext() if self._mode is None else self._mode():
             yield
+
+    def refuse_broken(self, values: Sequence[Tensor], x: Inputs) -> None:
+        """Nothing is looked at: that would wait for the device."""
 
     @cached_property
     def _mode(self) -> type[TorchFunctionMode] | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -44,7 +43,9 @@ class Predictor:
         True
     """
 
-    def __init__(self, state: PosteriorState, x: Inputs, options: PredictOptions, memory: float | None) -> None:
+    def __init__(
+        self, state: PosteriorState, x: Inputs, options: PredictOptions, memory: float | None, graph: bool = False
+    ) -> None:
         """`la.predictor` makes one; users do not."""
         x = without_labels(state.model, x)
         refuse_inputs(x)
@@ -53,7 +54,7 @@ class Predictor:
         self._options = options
         self._signature: Signature = signature(x)
         self._device = state.weights.device
-        self._way: Way = way_of(state, network, x, options, memory)
+        self._way: Way = way_of(state, network, x, options, memory, graph)
 
     @property
     def how(self) -> str:
@@ -77,7 +78,7 @@ class Predictor:
             >>> la.predictor(x[:1])(x).epistemic.shape
             torch.Size([60])
         """
-        with outside_modes():
+        with outside_caller_modes():
             return self._way(self._ready(x))
 
     @entry_point
@@ -125,10 +126,3 @@ def _in_words(shapes: Signature) -> str:
         for name, dtype, shape in shapes
     ]
     return " and ".join(words) or "no tensors"
-
-
-def outside_modes() -> AbstractContextManager[Any]:
-    """Outside the caller's inference mode and, where there is one, autocast."""
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return outside_caller_modes()
-    return torch.inference_mode(False)
