@@ -598,6 +598,11 @@ class Laplace:
             >>> pred.probs.shape, pred.epistemic.shape
             (torch.Size([5, 3]), torch.Size([5]))
         """
+        if not isinstance(self, Laplace):  # x may be left out, so Python itself does not miss it
+            raise ArgumentTypeError(
+                f"Laplace.predict was called on the class with a {type(self).__name__}; expected la.predict(x), where "
+                "la is what pw.fit returned."
+            )
         return predict(
             self.state,
             one_input(x, inputs),

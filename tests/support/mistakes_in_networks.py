@@ -255,7 +255,7 @@ QUESTIONS = [
         T,
         ("Laplace(...) was called", "expected peewit.fit(model, data, likelihood)"),
     ),
-    Row("the class itself", lambda w: pw.Laplace.predict(w.x), T, ("missing 1 required positional argument",)),
+    Row("the class itself", lambda w: pw.Laplace.predict(w.x), T, ("called on the class with a Tensor",)),
     Row("unknown row", lambda w: w.la.coverage()["0.weigt"], KeyError, ("'0.weigt' is not a parameter",)),
     Row("a short vector", lambda w: w.products().mv(torch.ones(3)), V, ("shape (3,)", "expected (..., 48)")),
     Row("a number as vector", lambda w: w.products().mv(torch.tensor(1.0)), V, ("shape ()", "expected (..., 48)")),

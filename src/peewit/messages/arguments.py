@@ -70,7 +70,10 @@ def one_input(x: Any, named: Mapping[str, Any]) -> Any:
             "inputs by name."
         )
     if x is None and not named:
-        raise ArgumentTypeError("predict was given no inputs; expected la.predict(x), or la.predict(**batch).")
+        raise ArgumentTypeError(
+            "x is a NoneType, and no inputs were given by name; expected a tensor or what else the network takes, as in "
+            "la.predict(x), or all inputs by name, as in la.predict(**batch)."
+        )
     return named if x is None else x
 
 
