@@ -80,7 +80,7 @@ def test_arguments_of_the_network_are_inputs(la: pw.Laplace) -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({}, "no inputs; expected la.predict"),
+        ({}, "no inputs by name; expected a tensor"),
         ({"x": A, "b": B}, "given x and also b"),
         ({"a": A, "b": B, "smaples": 3}, "no option 'smaples'; did you mean 'samples'"),
         ({"a": A, "c": B}, "got the entries as keywords|gets the entries as keywords"),

@@ -71,8 +71,8 @@ def one_input(x: Any, named: Mapping[str, Any]) -> Any:
         )
     if x is None and not named:
         raise ArgumentTypeError(
-            "x is a NoneType, and no inputs were given by name; expected a tensor or what else the network takes, as in "
-            "la.predict(x), or all inputs by name, as in la.predict(**batch)."
+            "x is a NoneType, and there are no inputs by name; expected a tensor or what else the network takes, as "
+            "in la.predict(x), or all inputs by name, as in la.predict(**batch)."
         )
     return named if x is None else x
 
