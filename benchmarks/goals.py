@@ -205,9 +205,9 @@ def beyond_forward(run: Run, network: str) -> float | None:
     return None if mine is None or forward is None else mine - 1.3 * forward
 
 
-def latency_ratio(run: Run, network: str, way: str) -> float | None:
+def latency_ratio(run: Run, network: str) -> float | None:
     """laplace-torch's latency over ours, all weights."""
-    return ratio(latency(run, network, "all", PEER), latency(run, network, "all", way))
+    return ratio(latency(run, network, "all", PEER), latency(run, network, "all", "la.predictor"))
 
 
 def tuning_milliseconds(run: Run, network: str) -> float | None:
@@ -389,16 +389,6 @@ GOALS: tuple[Goal, ...] = (
         latency_ratio,
         devices=BOTH,
         precisions=AS_THEY_COME,
-        way="la.predictor",
-    ),
-    *per_network(
-        "likewise, with `cuda_graph=True`",
-        dict.fromkeys(FIVE, 1),
-        ">=",
-        "x",
-        latency_ratio,
-        precisions=AS_THEY_COME,
-        way="la.predictor, CUDA graph",
     ),
     *per_network(
         "fit, MC(1), without decompositions, over forward and backward",

@@ -386,7 +386,7 @@ NOTES = (
     "from the shapes of Linear and Conv layers, at the rate of the plain pass.",
     "Predictives are (N, C, C) functional covariances at the best of several batch sizes.",
     "One input at a time: from an input on the device to probabilities on the device, by the wall clock, until the "
-    "device is done; all ways by turns. CUDA graph: `la.predictor(x, cuda_graph=True)`.",
+    "device is done; all ways by turns.",
     "Peak memory is the allocator's on a GPU, model and data included; on a CPU the growth of the process, sampled. "
     "Memory per input is what a call takes beyond what was held before.",
 )

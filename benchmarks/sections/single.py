@@ -18,9 +18,7 @@ from benchmarks.measure import Failure, attempt, synchronise
 from benchmarks.networks import NETWORKS
 from benchmarks.sections.predictives import curvature_of
 
-FORWARD, PREDICT, PREDICTOR, GRAPH, PEER = (
-    "forward pass", "la.predict", "la.predictor", "la.predictor, CUDA graph", "laplace-torch"
-)  # fmt: skip
+FORWARD, PREDICT, PREDICTOR = "forward pass", "la.predict", "la.predictor"
 REPEATS = 500
 PATIENCE = 4.0  # seconds for all calls of one way
 FEWEST = 5
@@ -63,17 +61,12 @@ def latencies(case: Case, weights: str, beside: bool) -> dict[str, Any]:
         PREDICT: lambda: posterior.predict(x).probs,
         PREDICTOR: lambda: predictor(x).probs,
     }
-    if case.settings.cuda:
-        captured = attempt(lambda: posterior.predictor(x, cuda_graph=True))
-        ways[GRAPH] = captured if isinstance(captured, Failure) else lambda: captured(x).probs
     if beside:
-        ways[PEER] = attempt(partial(theirs, case, weights, x))
+        ways[peer.NAME] = attempt(partial(theirs, case, weights, x))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         measured = by_turns(ways, case)
     expected = predictor(x).probs
-    if GRAPH in measured and "failure" not in measured[GRAPH]:
-        found["graph_difference"] = float((ways[GRAPH]() - expected).abs().max())  # type: ignore[operator]
     found["difference"] = float((posterior.predict(x).probs - expected).abs().max())
     return {**found, "ways": measured}
 

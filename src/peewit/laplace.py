@@ -628,7 +628,6 @@ class Laplace:
         joint: bool = False,
         memory: float | None = None,
         at: At = "trained_weights",
-        cuda_graph: bool = False,
     ) -> Predictor:
         """Prepare predictions for one kind of input and one way to predict: each then takes less time.
 
@@ -643,9 +642,6 @@ class Laplace:
             joint: As in `predict`.
             memory: As in `predict`.
             at: As in `predict`.
-            cuda_graph: Whether to capture the passes over as many inputs as x has in a CUDA graph, so that the GPU does
-                not wait for Python. Other numbers of inputs are predicted without it, and so is a call that comes while
-                another thread's is under way.
 
         Returns:
             A `pw.Predictor`: `predictor(x)` is `la.predict(x)` with these options, up to rounding.
@@ -662,7 +658,7 @@ class Laplace:
             torch.Size([5, 3])
         """
         options = PredictOptions.of(self.likelihood, method, link, samples, joint, False, at)
-        return Predictor(self.state, x, options, memory, cuda_graph)
+        return Predictor(self.state, x, options, memory)
 
     def coverage(self) -> Coverage:
         """List for every parameter the rule and the approximation it got.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ class BeliefOptions:
     budget: Budget
     points: int
     seed: int
+
+    def gaussian(self, mean: Tensor, kind: type[GaussianOutputs] = GaussianOutputs, **more: Any) -> GaussianOutputs:
+        """A Gaussian of a kind with this mean (N, T, C)."""
+        return kind(form=self.form, budget=self.budget, centre=mean, points=self.points, seed=self.seed, **more)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -152,16 +157,7 @@ class SpectralForm:
         else:
             weight = torch.cat(weights, -1) if len(weights) > 1 else weights[0]
         deviation = weight.clamp(min=0).sqrt().to(mean.dtype)
-        return GaussianOutputs(
-            form=common.form,
-            budget=common.budget,
-            centre=mean,
-            blocks=None,
-            basis=self.basis,
-            deviation=deviation,
-            points=common.points,
-            seed=common.seed,
-        )
+        return common.gaussian(mean, blocks=None, basis=self.basis, deviation=deviation)
 
 
 def spectral_form(precision: Blocks, jacobians: dict[WeightRange, Piece], mean: Tensor) -> SpectralForm | None:

@@ -43,9 +43,7 @@ class Predictor:
         True
     """
 
-    def __init__(
-        self, state: PosteriorState, x: Inputs, options: PredictOptions, memory: float | None, graph: bool = False
-    ) -> None:
+    def __init__(self, state: PosteriorState, x: Inputs, options: PredictOptions, memory: float | None) -> None:
         """`la.predictor` makes one; users do not."""
         x = without_labels(state.model, x)
         refuse_inputs(x)
@@ -54,7 +52,7 @@ class Predictor:
         self._options = options
         self._signature: Signature = signature(x)
         self._device = state.weights.device
-        self._way: Way = way_of(state, network, x, options, memory, graph)
+        self._way: Way = way_of(state, network, x, options, memory)
 
     @property
     def how(self) -> str:

@@ -6,24 +6,22 @@ import math
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, fields
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..jacobians.output_layer import OutputLayerJacobian
 from ..likelihoods import Form
-from ..messages.errors import PeewitError
 from ..network.isolation import outside_caller_modes
 from ..network.modules import every_module
-from ..network.nests import Inputs, count, map_tensors, take
+from ..network.nests import Inputs, count, take
 from ..posterior.network import EXACT_OUTPUTS, Network
 from ..predictions import means
 from ..predictions.covariance import covariance_blocks
 from ..predictions.families import make_prediction
 from ..predictions.options import PredictOptions
-from ..predictions.outputs import Belief, GaussianOutputs
+from ..predictions.outputs import GaussianOutputs
 from ..predictions.predict import flat_outputs, linearised_belief, predict, sampled_belief
 from ..predictions.prediction import Prediction
 from ..runtime.random import seed_of
@@ -32,7 +30,6 @@ from ..tracing.forward_mode import apply
 from ..tracing.knowledge import Learner
 from ..tracing.layers.linear import LinearRule
 from ..tracing.tape import Tape
-from .captured import Captured
 from .closed import BeliefOptions, DeferredOutputs, DenseForm, SpectralForm, dense_form, spectral_form
 from .copies import Pool, copy_sharing_weights, leaves_no_trace
 from .network import ClosedNetwork, LastLayer, ServedNetwork
@@ -55,30 +52,22 @@ class Way:
         return self.predict(x)
 
 
-def way_of(
-    state: PosteriorState, network: Network, x: Inputs, options: PredictOptions, memory: float | None, graph: bool
-) -> Way:
+def way_of(state: PosteriorState, network: Network, x: Inputs, options: PredictOptions, memory: float | None) -> Way:
     """The quickest way for inputs like these; the network is asked about them once, with every check."""
     whole = whole_way(state, options, memory)
     whole(x)
     if not leaves_no_trace(state.model, x):
-        return whole if not graph else refuse_graph("the network changes its own state, or checkpoints blocks")
+        return whole
     closed = None
     if options.method == "linearised" and not options.joint and network.knowledge.is_closed(x):
         closed = closed_pool(network, x)
     if closed is not None:
-        way = closed_form_way(state, closed, x, options, graph)
-        return way or served_way(state, closed, x, options, graph)
+        return closed_form_way(state, closed, x, options) or served_way(state, closed, x, options)
     recurrent = any(isinstance(module, nn.RNNBase) for module in every_module(state.model))
     served = served_pool(network)
     if served is None or (recurrent and state.weights.is_cuda):  # cuDNN is switched off for them, for the whole process
-        return whole if not graph else refuse_graph("the network cannot be copied, or has recurrent layers")
-    return served_way(state, served, x, options, graph)
-
-
-def refuse_graph(reason: str) -> NoReturn:
-    """A CUDA graph was asked for, and there cannot be one."""
-    raise PeewitError(f"cuda_graph=True, but {reason}; leave cuda_graph out.")
+        return whole
+    return served_way(state, served, x, options)
 
 
 def whole_way(state: PosteriorState, options: PredictOptions, memory: float | None) -> Way:
@@ -182,55 +171,23 @@ def fields_of(network: Network) -> dict[str, Any]:
     return {each.name: getattr(network, each.name) for each in fields(Network)}
 
 
-def served_way(state: PosteriorState, pool: Pool[Any], x: Inputs, options: PredictOptions, graph: bool) -> Way:
+def served_way(state: PosteriorState, pool: Pool[Any], x: Inputs, options: PredictOptions) -> Way:
     """By the same steps as `la.predict`, on copies of the network."""
     with pool.borrow() as network:
         exclusive = needs_settings(state, network, x, options)
-        many = math.prod(network.knowledge.shape(x)) > EXACT_OUTPUTS
-    if graph and (options.method == "sampled" or options.joint or many):
-        refuse_graph("predictions from samples, and of many inputs together, cannot be captured")
     ask = sampled_belief if options.method == "sampled" else linearised_belief
 
-    def believe(x: Inputs) -> Belief:
+    def run(x: Inputs) -> Prediction:
         with ExitStack() as stack:
             if exclusive:
                 stack.enter_context(LOCK)
             network = stack.enter_context(pool.borrow())
             if exclusive:
                 stack.enter_context(network.budget.arithmetic.passes())
-            return ask(state, network, x, options, None)
+            with torch.no_grad():
+                return make_prediction(ask(state, network, x, options, None), state.likelihood, options.link)
 
     words = "recorded passes" if options.method == "linearised" else "sampled weights"
-    return captured_way(state, options, words, exclusive, believe, lambda x, belief: belief, x, graph)
-
-
-Found = TypeVar("Found")
-
-
-def captured_way(
-    state: PosteriorState,
-    options: PredictOptions,
-    words: str,
-    exclusive: bool,
-    compute: Callable[[Inputs], Found],
-    believe: Callable[[Inputs, Found], Belief],
-    x: Inputs,
-    graph: bool,
-) -> Way:
-    """A way in two steps, the first of them as a CUDA graph if that was asked for."""
-    captured: Captured[Found] | None = None
-    if graph:
-        with torch.no_grad():
-            captured = Captured(compute, map_tensors(lambda each: each.to(state.weights.device), x))
-
-    def run(x: Inputs) -> Prediction:
-        with torch.no_grad():
-            found = captured(x) if captured is not None and captured.fits(x) else None
-            belief = believe(x, compute(x) if found is None else found)
-            return make_prediction(belief, state.likelihood, options.link)
-
-    if captured is not None:
-        return Way(f"{words}, {count(x)} at a time as a CUDA graph", run)
     return Way(f"{words}{', one call at a time' if exclusive else ''}", run)
 
 
@@ -242,9 +199,7 @@ def needs_settings(state: PosteriorState, network: Network, x: Inputs, options: 
     return pushed or (state.weights.is_cuda and network.budget.arithmetic.name != "float64")
 
 
-def closed_form_way(
-    state: PosteriorState, pool: Pool[ClosedNetwork], x: Inputs, options: PredictOptions, graph: bool
-) -> Way | None:
+def closed_form_way(state: PosteriorState, pool: Pool[ClosedNetwork], x: Inputs, options: PredictOptions) -> Way | None:
     """A plain pass, and a few products with what was worked out here; None where the last layer is no linear map."""
     with pool.borrow() as network, torch.no_grad():
         if type(network.use.rule) is not LinearRule or network.use.options is not None:
@@ -266,11 +221,13 @@ def closed_form_way(
     )
     exclusive = state.weights.is_cuda and arithmetic.name not in ("auto", "float64")
 
-    def compute(x: Inputs) -> Passed:
-        with LOCK if exclusive else nullcontext(), arithmetic.passes() if exclusive else nullcontext():
-            return closed.compute(x)
+    def run(x: Inputs) -> Prediction:
+        with torch.no_grad():
+            with LOCK if exclusive else nullcontext(), arithmetic.passes() if exclusive else nullcontext():
+                belief = closed(x)
+            return make_prediction(belief, state.likelihood, options.link)
 
-    return captured_way(state, options, "the last layer in closed form", exclusive, compute, closed.believe, x, graph)
+    return Way(f"the last layer in closed form{', one call at a time' if exclusive else ''}", run)
 
 
 def form_of(state: PosteriorState, tape: Tape, form: Form) -> SpectralForm | DenseForm | None:
@@ -287,17 +244,6 @@ def form_of(state: PosteriorState, tape: Tape, form: Form) -> SpectralForm | Den
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passed:
-    """What a pass and the closed form give."""
-
-    output: Tensor
-    layer_inputs: Tensor
-    shape: tuple[int, ...]  # of the layer's output
-    mean: Tensor  # (B, T, C)
-    variance: Tensor | None  # (B, T, C), where the rest can wait
-
-
-@dataclass(frozen=True, kw_only=True)
 class ClosedForm:
     """The Gaussian over the outputs from plain passes."""
 
@@ -309,57 +255,33 @@ class ClosedForm:
     shift: Tensor | None  # (D,): to the linear mode
     cost: float  # bytes that a pass takes for one example
 
-    def compute(self, x: Inputs) -> Passed:
-        """Passes at inputs of the right kind."""
+    def __call__(self, x: Inputs) -> GaussianOutputs:
+        """At inputs of the right kind; with covariances when something asks for them."""
         with self.pool.borrow() as network:
             parts = [network.plain_pass(some) for some in self._slices(x)]
         output, layer_inputs, shape = parts[0]
         if len(parts) > 1:
             output, layer_inputs = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
             shape = (sum(part[2][0] for part in parts), *shape[1:])
-        mean = flat_outputs(self.common.form, output)
+        common, form = self.common, self.form
+        mean = flat_outputs(common.form, output)
         if self.shift is not None:
             pieces = network.tape(x, output, layer_inputs, shape).pull_outputs()
             change = apply(pieces, self.state.space, self.shift[None])[0].T.reshape(output.shape)
-            mean = flat_outputs(self.common.form, output + change.to(output.dtype))
-        variance = None
-        if self.by_variance or isinstance(self.form, DenseForm):
-            variance = self.form.variance(self._flat(layer_inputs, mean), mean.dtype)
-        return Passed(output=output, layer_inputs=layer_inputs, shape=shape, mean=mean, variance=variance)
-
-    def believe(self, x: Inputs, passed: Passed) -> GaussianOutputs:
-        """The Gaussian, with covariances when something asks for them."""
-        common, mean = self.common, passed.mean
-        outputs_with = partial(
-            GaussianOutputs, form=common.form, budget=common.budget, points=common.points, seed=common.seed, centre=mean
-        )
+            mean = flat_outputs(common.form, output + change.to(output.dtype))
+        inputs = layer_inputs.reshape(len(mean), -1, layer_inputs.shape[-1])
 
         def whole() -> GaussianOutputs:
             with torch.no_grad():
-                if isinstance(self.form, SpectralForm):
-                    return self.form.gaussian(common, self._flat(passed.layer_inputs, mean), mean)
-                with self.pool.borrow() as network:
-                    tape = network.tape(x, passed.output, passed.layer_inputs, passed.shape)
+                if isinstance(form, SpectralForm):
+                    return form.gaussian(common, inputs, mean)
+                tape = network.tape(x, output, layer_inputs, shape)
                 blocks = covariance_blocks(self.state.precision, tape, common.form).to(mean.dtype)
-                return outputs_with(blocks=blocks)
+                return common.gaussian(mean, blocks=blocks)
 
-        if passed.variance is None:
+        if not self.by_variance and isinstance(form, SpectralForm):
             return whole()
-        return DeferredOutputs(
-            form=common.form,
-            budget=common.budget,
-            centre=mean,
-            blocks=None,
-            points=common.points,
-            seed=common.seed,
-            now=passed.variance,
-            later=whole,
-        )
-
-    @staticmethod
-    def _flat(layer_inputs: Tensor, mean: Tensor) -> Tensor:
-        """(B, T, I)."""
-        return layer_inputs.reshape(len(mean), -1, layer_inputs.shape[-1])
+        return common.gaussian(mean, DeferredOutputs, blocks=None, now=form.variance(inputs, mean.dtype), later=whole)
 
     def _slices(self, x: Inputs) -> list[Inputs]:
         """Parts of the inputs that fit the budget: nearly always all of them."""
