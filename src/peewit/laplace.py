@@ -20,6 +20,7 @@ from .messages.arguments import check_generator, one_input
 from .messages.elsewhere import POSTERIOR
 from .messages.errors import ArgumentTypeError
 from .messages.names import unknown
+from .network.batches import without_labels
 from .network.isolation import entry_point, unaffected
 from .network.modules import unwrap
 from .network.nests import Data, Inputs
@@ -620,7 +621,7 @@ class Laplace:
     @entry_point
     def predictor(
         self,
-        x: Inputs,
+        x: Inputs | None = None,
         *,
         method: PredictMethod = "linearised",
         link: LinkName | None = None,
@@ -628,6 +629,7 @@ class Laplace:
         joint: bool = False,
         memory: float | None = None,
         at: At = "trained_weights",
+        **inputs: Tensor,
     ) -> Predictor:
         """Prepare predictions for one kind of input and one way to predict: each then takes less time.
 
@@ -642,6 +644,7 @@ class Laplace:
             joint: As in `predict`.
             memory: As in `predict`.
             at: As in `predict`.
+            inputs: Inputs by name in place of x, as in `la.predictor(**batch)`.
 
         Returns:
             A `pw.Predictor`: `predictor(x)` is `la.predict(x)` with these options, up to rounding.
@@ -657,7 +660,8 @@ class Laplace:
             >>> predictor(x[:5]).probs.shape
             torch.Size([5, 3])
         """
-        options = PredictOptions.of(self.likelihood, method, link, samples, joint, False, at)
+        x = without_labels(self.model, one_input(x, inputs, "la.predictor"))
+        options = PredictOptions.of(self.likelihood.asked(x), method, link, samples, joint, False, at)
         return Predictor(self.state, x, options, memory)
 
     def coverage(self) -> Coverage:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -310,3 +312,123 @@ def test_labels_of_a_batch_are_left_out() -> None:
     predictor = la.predictor(batch)
     assert_equal(predictor(batch), la.predict(batch))
     assert_equal(predictor(moved(x)), la.predict(batch))
+
+
+@pytest.mark.parametrize("weights", ["last_layer", "all"])
+def test_rewards_of_pairs_and_of_single_inputs(weights: str) -> None:
+    """Pairs have probabilities, single inputs rewards; one is not asked for the other."""
+    torch.manual_seed(3)
+    model = built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1, bias=False)))
+    la = pw.fit(model, pw.Pair(moved(normal(7, 4)), moved(normal(7, 4, seed=5))), "preference", weights=weights)
+    pairs = pw.Pair(moved(normal(5, 4, seed=8)), moved(normal(5, 4, seed=9)))
+    predictor = compare(la, pairs)
+    assert_equal(predictor(pw.Pair(*(each[:2] for each in pairs))), la.predict(pw.Pair(*(each[:2] for each in pairs))))
+    single = compare(la, pairs.first)
+    for asked, x in ((predictor, pairs.first), (single, pairs)):
+        with pytest.raises(pw.MismatchError, match="first of a pair"):
+            asked(x)
+
+
+def test_inputs_by_name_in_any_order() -> None:
+    model, x, y = BY_NAME["several_inputs"].make(4)
+    la = fitted(model, x, y, BY_NAME["several_inputs"].likelihood)
+    compare(la, moved(x))  # a tuple
+    model, x, y = BY_NAME["mapping_input"].make(4)
+    la = fitted(model, x, y, "classification", weights="last_layer")
+    batch = {**moved(x), "labels": moved(y)}
+    predictor = la.predictor(**batch)
+    expected = la.predict(moved(x))
+    for found in (predictor(**batch), predictor(dict(reversed(batch.items())))):
+        assert_equal(found, expected)
+    with pytest.raises(pw.PeewitError, match=r"predictor was given x and also .*; expected predictor\(x\)"):
+        predictor(batch, **batch)
+    for call, name in ((la.predictor, "la.predictor"), (predictor, "predictor")):
+        with pytest.raises(pw.PeewitError, match=rf"x is a NoneType.*as in {name}\(x\)"):
+            call()
+
+
+def test_recorded_passes_give_the_same_bits() -> None:
+    la = fitted(network(), normal(7, 4), LABELS, "classification")
+    predictor = la.predictor(moved(normal(1, 4)))
+    for x in (moved(normal(1, 4, seed=8)), moved(normal(6, 4, seed=9))):
+        found, expected = predictor(x), la.predict(x)
+        assert torch.equal(found.probs, expected.probs) and torch.equal(found.covariance, expected.covariance)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy, copy.copy])
+def test_predictors_stay_in_their_process(copied: Any) -> None:
+    la = fitted(network(), normal(7, 4), LABELS, "classification", weights="last_layer")
+    with pytest.raises(pw.PeewitError, match=r"cannot be pickled or copied.*la\.save\(path\)"):
+        copied(la.predictor(moved(normal(1, 4))))
+
+
+@pytest.mark.parametrize("weights", ["last_layer", "all"])
+def test_nobody_looks_at_what_is_not_finite(weights: str) -> None:
+    """Looking waits for the device; other examples have their numbers."""
+    la = fitted(network(), normal(7, 4), LABELS, "classification", weights=weights)
+    x = moved(normal(3, 4, seed=8))
+    predictor, expected = la.predictor(x), la.predict(x[1:])
+    x[0, 0] = torch.nan
+    found = predictor(x).probs
+    assert bool(found[0].isnan().all())
+    torch.testing.assert_close(found[1:], expected.probs)
+
+
+class Picky(nn.Module):
+    """Fails in the middle of a pass for some numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.last(torch.tanh(self.first(x)))
+        if float(x.detach()[0, 0]) > 100:
+            raise OverflowError("too hot")
+        return output
+
+
+@pytest.mark.parametrize("weights", ["last_layer", "all"])
+def test_a_pass_that_fails_leaves_nothing_behind(weights: str) -> None:
+    torch.manual_seed(2)
+    la = pw.fit(built(Picky()), (moved(normal(7, 4)), moved(LABELS)), "classification", weights=weights)
+    x = moved(normal(3, 4, seed=8))
+    predictor = la.predictor(x)
+    for _ in range(3):
+        with pytest.raises(OverflowError, match="too hot"):
+            predictor(x + 200)
+        assert_equal(predictor(x), la.predict(x))
+
+
+class TimeMajor(nn.Module):
+    """Its layers see times first and examples second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x.transpose(0, 1)))).transpose(0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:The class axis")
+@pytest.mark.parametrize("number", [1, 2, 5])  # five times, too
+def test_times_first(number: int) -> None:
+    torch.manual_seed(2)
+    likelihood = pw.Categorical(axis=2)
+    la = pw.fit(built(TimeMajor()), (moved(normal(7, 5, 4)), moved(classes(3, 7, 5))), likelihood, weights="last_layer")
+    x = moved(normal(6, 5, 4, seed=8))
+    predictor = la.predictor(x[:number])
+    for some in (x[:1], x[:5], x):
+        assert_equal(predictor(some), la.predict(some))
+
+
+def test_weights_that_are_replaced_do_not_arrive() -> None:
+    """As the reference says; `check` does."""
+    la = fitted(network(), normal(7, 4), LABELS, "classification", weights="last_layer")
+    x = moved(normal(5, 4, seed=8))
+    predictor, before = la.predictor(x), la.predict(x)
+    la.model[2].weight = nn.Parameter(torch.zeros_like(la.model[2].weight))
+    assert_equal(predictor(x), before)
+    with pytest.raises(pw.MismatchError, match="no longer those it was fitted with"):
+        predictor.check()

@@ -62,17 +62,17 @@ def refuse_inputs(x: Any) -> None:
         )
 
 
-def one_input(x: Any, named: Mapping[str, Any]) -> Any:
+def one_input(x: Any, named: Mapping[str, Any], call: str = "la.predict") -> Any:
     """The inputs, which were given as one argument or each by its name."""
     if x is not None and named:
         raise ArgumentTypeError(
-            f"predict was given x and also {', '.join(named)}; expected la.predict(x), or la.predict(**batch) with all "
-            "inputs by name."
+            f"{call} was given x and also {', '.join(named)}; expected {call}(x), or {call}(**batch) with all inputs "
+            "by name."
         )
     if x is None and not named:
         raise ArgumentTypeError(
             "x is a NoneType, and there are no inputs by name; expected a tensor or what else the network takes, as "
-            "in la.predict(x), or all inputs by name, as in la.predict(**batch)."
+            f"in {call}(x), or all inputs by name, as in {call}(**batch)."
         )
     return named if x is None else x
 

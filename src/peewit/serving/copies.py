@@ -15,7 +15,7 @@ from ..network.calling import run_plainly
 from ..network.isolation import isolated, outside_caller_modes
 from ..network.kept import Attributes, kept_tensors
 from ..network.modules import every_module, parameters_and_buffers
-from ..network.nests import Inputs, map_tensors
+from ..network.nests import Inputs, Pair, map_tensors
 from ..network.workarounds import plain_checkpoints
 
 Item = TypeVar("Item")
@@ -76,7 +76,8 @@ def leaves_no_trace(model: nn.Module, inputs: Inputs) -> bool:
         before = [Attributes.of(module) for module in modules]
         writes = [tensor._version for tensor in tensors]
         random = _random_states(tensors[0].device)
-        run_plainly(model, map_tensors(torch.clone, inputs))
+        for each in inputs if isinstance(inputs, Pair) else (inputs,):
+            run_plainly(model, map_tensors(torch.clone, each))
         same = all(attributes.unchanged for attributes in before)
         same = same and list(map(id, parameters_and_buffers(model))) == list(map(id, tensors))
         same = same and [tensor._version for tensor in tensors] == writes

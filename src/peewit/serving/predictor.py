@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from ..messages.arguments import refuse_inputs
+from ..messages.arguments import one_input, refuse_inputs
 from ..messages.errors import MismatchError, PeewitError
 from ..network.batches import without_labels
 from ..network.isolation import entry_point, outside_caller_modes
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 class Predictor:
     """Predictions of one posterior for one kind of input and one way to predict, worked out once and then quick.
 
-    `la.predictor(x)` returns it. Calling it gives what `la.predict` gives with the same options, up to rounding, in
-    less time: it does not look at the network again, nor for NaN and Inf in its outputs. Several threads may call it at
-    once.
+    `la.predictor(x)` returns it. Calling it gives what `la.predict` gives with the same options, in less time: it does
+    not look at the network again, nor for NaN and Inf in its outputs. Where `how` says "in closed form", numbers are
+    equal up to rounding; else they are the same, bit for bit, at the same inputs. Several threads may call it at once.
 
     It shares the memory of the network's weights. Do not train the network further while it is in use; `check()` says
-    whether it has changed.
+    whether it has changed. Parameters that are replaced by others, rather than written to, do not reach it.
 
     Attributes:
         how: How predictions are made, in words.
@@ -45,12 +45,12 @@ class Predictor:
 
     def __init__(self, state: PosteriorState, x: Inputs, options: PredictOptions, memory: float | None) -> None:
         """`la.predictor` makes one; users do not."""
-        x = without_labels(state.model, x)
         refuse_inputs(x)
         network = network_of(state, memory)  # refuses a network that has changed, having looked at all of it
         self._state = state
         self._options = options
         self._signature: Signature = signature(x)
+        self._names = tuple(x) if isinstance(x, Mapping) else ()  # in the order of the signature
         self._device = state.weights.device
         self._way: Way = way_of(state, network, x, options, memory)
 
@@ -59,11 +59,12 @@ class Predictor:
         """How predictions are made, in words."""
         return self._way.words
 
-    def __call__(self, x: Inputs) -> Prediction:
+    def __call__(self, x: Inputs | None = None, **inputs: torch.Tensor) -> Prediction:
         """Predict the labels at x, as `la.predict` does.
 
         Args:
             x: Inputs of the network, N of them, with the dtypes and shapes that the predictor was made for.
+            inputs: Inputs by name in place of x, as in `predictor(**batch)`.
 
         Returns:
             A `pw.Prediction`: `pw.Classes`, `pw.Binary`, `pw.Regression`, `pw.Mixture` or `pw.Outputs`.
@@ -71,13 +72,14 @@ class Predictor:
         Raises:
             MismatchError: The inputs have other dtypes or shapes.
             PeewitError: There are no inputs.
+            ArgumentTypeError: `x` holds no tensors.
 
         Example:
             >>> la.predictor(x[:1])(x).epistemic.shape
             torch.Size([60])
         """
         with outside_caller_modes():
-            return self._way(self._ready(x))
+            return self._way(self._ready(one_input(x, inputs, "predictor") if inputs or x is None else x))
 
     @entry_point
     def check(self) -> None:
@@ -95,6 +97,8 @@ class Predictor:
         """Inputs of the right kind, on the network's device."""
         if isinstance(x, Mapping):
             x = without_labels(self._state.model, x)
+        if isinstance(x, Mapping) and self._names:
+            x = {**{name: x[name] for name in self._names if name in x}, **x}
         if signature(x) != self._signature:
             refuse_inputs(x)
             raise MismatchError(
@@ -110,6 +114,13 @@ class Predictor:
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         on_device = tensor.detach().to(self._device)
         return on_device.clone() if on_device.is_inference() else on_device
+
+    def __reduce__(self) -> NoReturn:
+        """It holds copies of the network with memory of the user's."""
+        raise PeewitError(
+            "A predictor cannot be pickled or copied: it shares the memory of the network's weights. Threads may share "
+            "one; for another process, save the posterior by la.save(path), load it there, and call la.predictor(x)."
+        )
 
     def __repr__(self) -> str:
         """One line: of what, for what, and how."""

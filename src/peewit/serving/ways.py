@@ -176,6 +176,7 @@ def served_way(state: PosteriorState, pool: Pool[Any], x: Inputs, options: Predi
     with pool.borrow() as network:
         exclusive = needs_settings(state, network, x, options)
     ask = sampled_belief if options.method == "sampled" else linearised_belief
+    likelihood = state.likelihood.asked(x)
 
     def run(x: Inputs) -> Prediction:
         with ExitStack() as stack:
@@ -185,7 +186,7 @@ def served_way(state: PosteriorState, pool: Pool[Any], x: Inputs, options: Predi
             if exclusive:
                 stack.enter_context(network.budget.arithmetic.passes())
             with torch.no_grad():
-                return make_prediction(ask(state, network, x, options, None), state.likelihood, options.link)
+                return make_prediction(ask(state, network, x, options, None), likelihood, options.link)
 
     words = "recorded passes" if options.method == "linearised" else "sampled weights"
     return Way(f"{words}{', one call at a time' if exclusive else ''}", run)
@@ -220,12 +221,13 @@ def closed_form_way(state: PosteriorState, pool: Pool[ClosedNetwork], x: Inputs,
         cost=5.25 * network.knowledge.cost(x),
     )
     exclusive = state.weights.is_cuda and arithmetic.name not in ("auto", "float64")
+    likelihood = state.likelihood.asked(x)
 
     def run(x: Inputs) -> Prediction:
         with torch.no_grad():
             with LOCK if exclusive else nullcontext(), arithmetic.passes() if exclusive else nullcontext():
                 belief = closed(x)
-            return make_prediction(belief, state.likelihood, options.link)
+            return make_prediction(belief, likelihood, options.link)
 
     return Way(f"the last layer in closed form{', one call at a time' if exclusive else ''}", run)
 
