@@ -232,12 +232,12 @@ def check_used(model: nn.Module, selected: Space, used: Space) -> None:
         )
     if not used.names:
         raise PeewitError("The network's output does not depend on the selected weights.")
-    kept = {name.rpartition(".")[0]: name for name, _ in kept_tensors(model)} if unused else {}
+    caches = {name.rpartition(".")[0]: name for name, _ in kept_tensors(model)} if unused else {}
     for name in unused:
         owner = name.rpartition(".")[0]
-        if owner in kept:
+        if owner in caches:
             warn(
-                f"{name} has no gradient, and beside it {kept[owner]!r} holds a tensor: if that was computed from it "
+                f"{name} has no gradient, and beside it {caches[owner]!r} holds a tensor: if that was computed from it "
                 f"in an earlier pass, the weight counts as fixed. {CLEAR}"
             )
             return

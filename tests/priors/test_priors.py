@@ -326,7 +326,7 @@ def test_groupings_keep_their_contract(name: str) -> None:
     for space in (SPACE, MASKED):
         groups = own.stretches(space)
         assert groups.count == len(own.names(space)) and int(groups.sizes.sum()) == space.size
-        assert own.left(space, space).tolist() == [*range(groups.count)] and own.carry_over(space, space) in (
+        assert own.find_numbers(space, space).tolist() == [*range(groups.count)] and own.carry_over(space, space) in (
             None,
             [0, 1, 2],
         )

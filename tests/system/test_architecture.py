@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -168,14 +169,36 @@ def test_the_root_holds_the_face_alone() -> None:
     assert {path.stem for path in PACKAGE.glob("*.py")} == FACE
 
 
+def sentences() -> dict[str, str]:
+    """What docs/design.md says of each room, in the order of the page."""
+    lines = (ROOT / "docs" / "design.md").read_text().splitlines()
+    rows = [line.split("|") for line in lines if line.startswith("| `") and line.count("|") >= 3]
+    return {row[1].strip().strip("`").rstrip("/").replace("/", ".").removesuffix(".py"): row[2] for row in rows}
+
+
 def test_every_room_has_its_sentence() -> None:
     """In docs/design.md, in the order of the rooms."""
-    text = (ROOT / "docs" / "design.md").read_text()
-    rows = [line.split("|") for line in text.splitlines() if line.startswith("| `") and line.count("|") >= 3]
-    named = [row[1].strip().strip("`").rstrip("/").replace("/", ".").removesuffix(".py") for row in rows]
     rooms = [room for room in ROOMS if room not in ("__init__", "__main__")]
-    assert [each for each in named if each in rooms] == rooms
-    assert all(row[2].strip() for row in rows)
+    assert [each for each in sentences() if each in rooms] == rooms
+    assert all(text.strip() for text in sentences().values())
+
+
+def unnamed(package: Path, rooms: tuple[str, ...], texts: dict[str, str]) -> list[str]:
+    """Files that the sentence of their room does not name."""
+    names = {room: set(re.findall(r"`([a-z_]+)/?`", text)) for room, text in texts.items()}
+    return [
+        f"{path}: {room}"
+        for module, path in modules(package).items()
+        if (room := room_of(module, rooms)) != module and room in names
+        if module.rpartition(".")[2] not in names[room] | {"__main__"}
+    ]
+
+
+def test_every_file_of_a_room_is_named() -> None:
+    """In the sentence of its room in docs/design.md."""
+    assert unnamed(PACKAGE, ROOMS, sentences()) == []
+    less = sentences() | {"tuning": sentences()["tuning"].replace("`ascent`", "")}
+    assert unnamed(PACKAGE, ROOMS, less) == [f"{PACKAGE / 'tuning' / 'ascent.py'}: tuning"]
 
 
 @pytest.mark.parametrize(

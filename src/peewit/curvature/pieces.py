@@ -119,22 +119,22 @@ def labelled_outputs(
     model: nn.Module, pieces: Iterable[tuple[Inputs, Tensor]], likelihood: Likelihood, form: Form | None, watch: Watch
 ) -> Iterator[tuple[Inputs, Tensor, Labelled]]:
     """Inputs, the network's outputs with their graph, and labels: of batches that `watch` counts, or parts of them."""
-    seen = 0
+    passed = 0
     for inputs, targets in pieces:
         try:
             output = output_of(model, likelihood.check_inputs(inputs))
             labels = Labelled.of(likelihood, output, targets, form).check()
         except InExample as error:
-            raise watch.locate(error, seen) from None
-        form, seen = labels.form, seen + len(output)
+            raise watch.locate(error, passed) from None
+        form, passed = labels.form, passed + len(output)
         yield inputs, output, labels
 
 
 def read_ahead(items: Iterable[Item]) -> Iterator[Item]:
     """The same items, each fetched while the one before is worked on: answers from a GPU are then there in time."""
-    held: list[Item] = []
+    waiting: list[Item] = []
     for item in items:
-        if held:
-            yield held.pop()
-        held.append(item)
-    yield from held
+        if waiting:
+            yield waiting.pop()
+        waiting.append(item)
+    yield from waiting

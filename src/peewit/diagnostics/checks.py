@@ -42,14 +42,14 @@ class NewtonStep:
     sure: bool  # whether the mode itself is known, not one step towards it
 
     @staticmethod
-    def of(la: PosteriorState, seen: GradientSums) -> NewtonStep:
+    def of(la: PosteriorState, sums: GradientSums) -> NewtonStep:
         """`g = data_weight * dE/dtheta + delta (theta - mu)`, and `P^-1 g`."""
         groups = la.prior.stretches(la.space)
         data_weight = float(la.likelihood.noise_precision) / la.temperature
-        away = (la.weights - la.prior.centre(la.space, la.weights)).to(seen.gradient)
-        slope = data_weight * seen.gradient + la.prior.delta(la.space, la.weights).detach().to(away) * away
+        away = (la.weights - la.prior.centre(la.space, la.weights)).to(sums.gradient)
+        slope = data_weight * sums.gradient + la.prior.delta(la.space, la.weights).detach().to(away) * away
         newton = la.precision.solve(slope.to(la.weights)).to(away)
-        noise = data_weight**2 * seen.noise(groups)
+        noise = data_weight**2 * sums.noise(groups)
         linear = la.linear_mode if la.has_own_linear_mode else None
         from_centre = away - newton if linear is None else away + linear.displacement.to(away)
         squares = groups.sums(slope.square())
@@ -94,7 +94,7 @@ def check_mode(la: PosteriorState, step: NewtonStep, gamma: float) -> Finding:
     )
 
 
-def check_likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> Iterator[Finding]:
+def check_likelihood(la: PosteriorState, sums: GradientSums, gamma: float) -> Iterator[Finding]:
     """Whether the loss is a likelihood, and fits the residuals."""
     caveat = la.likelihood.caveat
     if caveat:
@@ -103,7 +103,7 @@ def check_likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> It
             f"The evidence is no marginal likelihood: {caveat}.",
             "Compare priors of this one network by it, not networks; or use the loss without these.",
         )
-    residuals = seen.residuals
+    residuals = sums.residuals
     if residuals.kind == "squares":
         yield check_residuals(la, residuals, gamma)
         tails = residuals.second / residuals.count / max((residuals.first / residuals.count) ** 2, 1e-300)
@@ -117,7 +117,7 @@ def check_likelihood(la: PosteriorState, seen: GradientSums, gamma: float) -> It
                 {"kurtosis": tails, "largest": residuals.largest},
             )
     if residuals.kind == "surprises":
-        yield check_confidence(seen)
+        yield check_confidence(sums)
 
 
 def check_confidence(seen: GradientSums) -> Finding:

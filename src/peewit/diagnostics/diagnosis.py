@@ -108,20 +108,20 @@ def diagnose(la: PosteriorState, data: Any, memory: float | None, progress: bool
     network = network_of(la, memory, progress)  # refuses one that has changed
     Batches(data, la.weights.device).refuse_one_shot("A diagnosis looks at the first batch twice")
     sets = la.prior.sets or find_sets(la, data)
-    seen = examine(la, data, network if memory is not None else None, network.progress)
-    if seen.examples != la.N:
+    sums = examine(la, data, network if memory is not None else None, network.progress)
+    if sums.examples != la.N:
         raise PeewitError(
-            f"data has {seen.examples} examples, and the posterior was fitted to {la.N}; expected the training data."
+            f"data has {sums.examples} examples, and the posterior was fitted to {la.N}; expected the training data."
         )
-    check_energy(la, seen.energy)
+    check_energy(la, sums.energy)
     with torch.no_grad():
-        step = NewtonStep.of(la, seen)
+        step = NewtonStep.of(la, sums)
         evidence = at_trained(la).evidence()
         gamma = evidence.effective_dimensions
         findings = [
-            check_fit(la.likelihood.bind(la.totals.form) if la.totals.form else la.likelihood, seen.kept),
+            check_fit(la.likelihood.bind(la.totals.form) if la.totals.form else la.likelihood, sums.kept),
             check_mode(la, step, float(gamma.sum())),
-            *check_likelihood(la, seen, float(gamma.sum())),
+            *check_likelihood(la, sums, float(gamma.sum())),
             check_evidence(la, step, gamma),
             *check_invariances(la, sets),
             *check_groups(la, gamma),

@@ -65,9 +65,9 @@ class Sample:
 
     def halve(self) -> None:
         """Leave out every second example."""
-        kept, number = [], 0
+        thinned, number = [], 0
         for f, y in self.kept:
             chosen = slice(number % 2, None, 2)
-            kept.append((f[chosen].clone(), y[chosen].clone()))
+            thinned.append((f[chosen].clone(), y[chosen].clone()))
             number += len(f)
-        self.kept, self.stride = kept, 2 * self.stride
+        self.kept, self.stride = thinned, 2 * self.stride

@@ -115,22 +115,22 @@ def examine(la: PosteriorState, data: Any, network: Network | None = None, progr
     parameters = [la.model.get_parameter(name) for name in space.names]
     zeros = torch.zeros(la.D, dtype=torch.promote_types(la.weights.dtype, torch.float32), device=la.weights.device)
     squares = torch.zeros(groups.count, dtype=torch.float64, device="cpu")
-    seen = GradientSums(gradient=zeros, weighted=zeros.clone(), squares=squares)
+    sums = GradientSums(gradient=zeros, weighted=zeros.clone(), squares=squares)
     batches, watch = Batches(data, la.weights.device), Watch()
     shown = progress.track(batches, len(batches), "gradients")
     with closing(progress), isolated(la.model, parameters):
         pieces = cut_batches(watch.count_batches(shown), len(batches), network)
         for inputs, output, labels in labelled_outputs(la.model, pieces, la.likelihood, la.totals.form, watch):
             stride = -(-la.N * labels.form.positions // max(1, min(ROWS, NUMBERS // labels.form.outputs)))
-            gradients = gradients_of(labels, output, parameters, seen, slice(-seen.examples % stride, None, stride))
+            gradients = gradients_of(labels, output, parameters, sums, slice(-sums.examples % stride, None, stride))
             gradient, number = flatten_gradients(gradients, la.model, space).to(zeros), count(inputs)
-            seen.gradient += gradient
-            seen.weighted += number * gradient
-            seen.squares += groups.sums(gradient.square())
-            seen.pieces += 1
-            seen.examples += number
-            seen.examples_squared += number**2
-    return seen
+            sums.gradient += gradient
+            sums.weighted += number * gradient
+            sums.squares += groups.sums(gradient.square())
+            sums.pieces += 1
+            sums.examples += number
+            sums.examples_squared += number**2
+    return sums
 
 
 def fitting(network: Network, x: Inputs) -> int:
@@ -154,13 +154,13 @@ def cut_batches(
 
 
 def gradients_of(
-    labels: Labelled, output: Tensor, parameters: Sequence[Tensor], seen: GradientSums, kept: slice
+    labels: Labelled, output: Tensor, parameters: Sequence[Tensor], sums: GradientSums, chosen: slice
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the energy of some examples; residuals are added up, and some of the examples kept."""
     f = labels.flat(output)
     energy = labels.energy(f).sum()
-    seen.energy += float(energy.detach())
-    seen.residuals.add(labels.likelihood, f.detach(), labels.y)
-    if kept.start < len(f):
-        seen.kept.append((f.detach()[kept].clone(), labels.y[kept].clone()))
+    sums.energy += float(energy.detach())
+    sums.residuals.add(labels.likelihood, f.detach(), labels.y)
+    if chosen.start < len(f):
+        sums.kept.append((f.detach()[chosen].clone(), labels.y[chosen].clone()))
     return torch.autograd.grad(energy, parameters, allow_unused=True)

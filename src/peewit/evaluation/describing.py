@@ -93,12 +93,14 @@ def posterior_in_words(la: Laplace) -> str:
 
 def weights_in_words(la: Laplace) -> str:
     """All weights, those of one or two layers, or how many of how many."""
-    every, space = list(trainable(la.model)), la.space
-    if space.mask is None and set(space.names) == set(every):
+    trained, space = list(trainable(la.model)), la.space
+    if space.mask is None and set(space.names) == set(trained):
         return f"all {la.D:,} weights"
     layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in space.names))
     if space.mask is None and len(layers) <= 2:
-        last = "the last layer" if every[-len(space.names) :] == list(space.names) and len(layers) == 1 else "the layer"
+        last = (
+            "the last layer" if trained[-len(space.names) :] == list(space.names) and len(layers) == 1 else "the layer"
+        )
         names = " and ".join(layers)
         return f"the {la.D:,} weights of {last} ({names})" if len(layers) == 1 else f"the {la.D:,} weights of {names}"
     total = sum(weight.numel() for weight in la.model.parameters())

@@ -161,11 +161,11 @@ def fit_temperature(plain: Networks, batches: Batches, bars: Progress) -> float:
 
 def _steepness(logits: Tensor, labels: Tensor) -> float:
     """The factor of logits (P, C) with the smallest NLL of labels (P,): the NLL is convex, its slope crosses 0 once."""
-    wanted = logits.gather(-1, labels[:, None])[:, 0].mean()
+    observed = logits.gather(-1, labels[:, None])[:, 0].mean()
     low, high = 1 / STEEPEST, STEEPEST
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
-        slope = ((middle * logits).softmax(-1) * logits).nan_to_num(0.0).sum(-1).mean() - wanted
+        slope = ((middle * logits).softmax(-1) * logits).nan_to_num(0.0).sum(-1).mean() - observed
         low, high = (low, middle) if bool(slope > 0) else (middle, high)
     return math.sqrt(low * high)
 

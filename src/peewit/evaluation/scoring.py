@@ -95,12 +95,12 @@ def differences(metrics: Mapping[str, MetricDraws], first: Mapping[str, MetricDr
 
 def _some(scores: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
     """At most 2,000 values of each score, evenly from first to last."""
-    kept = {}
+    quantiles = {}
     for name, values in scores.items():
         places = torch.linspace(0, len(values) - 1, min(SHOWN, len(values)), dtype=torch.float64, device="cpu")
         # Six digits are more than a histogram shows, and a third of the file.
-        kept[name] = tuple(float(f"{value:.6g}") for value in values[places.round().long()].tolist())
-    return kept
+        quantiles[name] = tuple(float(f"{value:.6g}") for value in values[places.round().long()].tolist())
+    return quantiles
 
 
 def _detections(

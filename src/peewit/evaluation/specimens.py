@@ -109,7 +109,7 @@ class Gallery:
         else:
             missed, surprise = ~everywhere, unsure
         # Where most are equally sure the first ones are both: twice as many are kept, to leave those out.
-        for kept, order, among, most in (
+        for specimens, order, among, most in (
             (self.surest, unsure, everywhere, MOST),
             (self.least, -unsure, everywhere, 2 * MOST),
             (self.wrong, surprise, missed, MOST),
@@ -126,13 +126,13 @@ class Gallery:
                     uncertainty=float(doubt[position]),
                     image=self._image(inputs, row),
                 )
-                self._keep(kept, float(order[position]), specimen, inputs, row, most)
+                self._keep(specimens, float(order[position]), specimen, inputs, row, most)
 
     def visit_unknown(
         self, name: str, inputs: Inputs, scorer: Scorer, scores: Mapping[str, Tensor], first: int
     ) -> None:
         """Look at one batch of unknown inputs, for those that the method is surest of."""
-        kept, predicted = self.unknown.setdefault(name, []), scorer.predicted()
+        specimens, predicted = self.unknown.setdefault(name, []), scorer.predicted()
         if predicted is None:
             return
         classes = isinstance(scorer, ClassScorer)
@@ -147,16 +147,18 @@ class Gallery:
                 uncertainty=float(doubt[row]),
                 image=self._image(inputs, row),
             )
-            self._keep(kept, float(order[row]), specimen, inputs, row, MOST)
+            self._keep(specimens, float(order[row]), specimen, inputs, row, MOST)
 
     def _image(self, inputs: Inputs, row: int) -> Any:
         return pixels_of(inputs[row], self.limits) if isinstance(inputs, Tensor) else None
 
-    def _keep(self, kept: list[Kept], order: float, specimen: Specimen, inputs: Inputs, row: int, most: int) -> None:
+    def _keep(
+        self, specimens: list[Kept], order: float, specimen: Specimen, inputs: Inputs, row: int, most: int
+    ) -> None:
         values = inputs[row].detach().double().cpu() if is_table(inputs) else None
-        kept.append(Kept(order=order, index=specimen.index, specimen=specimen, row=values))
-        kept.sort(key=lambda entry: (entry.order, entry.index))
-        del kept[most:]
+        specimens.append(Kept(order=order, index=specimen.index, specimen=specimen, row=values))
+        specimens.sort(key=lambda entry: (entry.order, entry.index))
+        del specimens[most:]
 
     def _specimens(self, kept: Sequence[Kept]) -> tuple[Specimen, ...]:
         return tuple(replace(entry.specimen, features=self.columns.features(entry.row)) for entry in kept)

@@ -118,14 +118,14 @@ def units(places: Tensor, like: Tensor) -> Tensor:
 def pick_weights(la: Laplace, most: int) -> tuple[Tensor, tuple[str, ...], tuple[int, ...]]:
     """Places of about `most` weights, in proportion to tensors' sizes; names of the tensors, and where each ends."""
     sizes = own_sizes(la)
-    kept, ends, start = [], [], 0
+    chosen, ends, start = [], [], 0
     share = min(1.0, most / la.D)
     for size in sizes.values():
         number = max(1, min(size, round(size * share)))
-        kept.append(start + torch.linspace(0, size - 1, number).round().long())
-        ends.append(sum(map(len, kept)))
+        chosen.append(start + torch.linspace(0, size - 1, number).round().long())
+        ends.append(sum(map(len, chosen)))
         start += size
-    return torch.cat(kept), tuple(sizes), tuple(ends)
+    return torch.cat(chosen), tuple(sizes), tuple(ends)
 
 
 def own_sizes(la: Laplace) -> dict[str, int]:
@@ -288,14 +288,14 @@ def kronecker_factors(la: Laplace, name: str | None = None, *, most: int = 8) ->
     }
     if not known:
         raise PeewitError("The posterior has no weight with two Kronecker factors; fit with structure='kron'.")
-    wanted = next(iter(known)) if name is None else name
-    if wanted not in known:
+    weight = next(iter(known)) if name is None else name
+    if weight not in known:
         raise PeewitError(f"name={name!r} has no Kronecker factors; {nearest(str(name), known)}Known: {[*known]}.")
-    sides = known[wanted].sides
+    sides = known[weight].sides
     assert sides is not None
     rows, columns = (matrix_of(side[0]) for side in sides)
     shape = (len(rows), len(columns))
-    return KroneckerFactors(wanted, rows[:most, :most], columns[:most, :most], shape)
+    return KroneckerFactors(weight, rows[:most, :most], columns[:most, :most], shape)
 
 
 def matrix_of(side: Tensor) -> Tensor:
@@ -372,14 +372,14 @@ def approximations(
         ('2.weight', (3, 8))
     """
     style.expect_posterior(la)
-    wanted = block_name(la, name)
+    weight = block_name(la, name)
     network_of(la.state, None)  # refuses a network that has changed
-    prior = float(la.prior.delta(la.space, la.weights).detach().double()[la.space.slices()[wanted]].mean())
+    prior = float(la.prior.delta(la.space, la.weights).detach().double()[la.space.slices()[weight]].mean())
 
     def dense(structure: StructureName) -> Tensor:
         """(P, P): the weight's curvature in one structure, at the posterior's noise and temperature."""
         posterior = fit(
-            la.model, data, la.likelihood, weights=[wanted], structure=structure, curvature=GGN(), memory=memory,
+            la.model, data, la.likelihood, weights=[weight], structure=structure, curvature=GGN(), memory=memory,
             progress=progress,
         )  # fmt: skip
         identity = torch.eye(posterior.D, dtype=posterior.weights.dtype, device=posterior.weights.device)
@@ -391,7 +391,7 @@ def approximations(
         matrix = dense(structure)
         inverse_error = difference(covariance(matrix, prior), covariance(true, prior))
         versions.append(Version(way, matrix, difference(matrix, true), inverse_error))
-    return Approximations(wanted, tuple(la.model.get_parameter(wanted).shape), true, tuple(versions))
+    return Approximations(weight, tuple(la.model.get_parameter(weight).shape), true, tuple(versions))
 
 
 def block_name(la: Laplace, name: str | None) -> str:

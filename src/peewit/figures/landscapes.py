@@ -285,7 +285,7 @@ def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
     )
     style.finish(figure, "Likelihood times prior, and the Gaussian", alt, height=470, top=44)
     axes = [name.partition(" (")[0] for name in losses.axes]
-    both = style.scene(axes[0], axes[1], "")
+    scene = style.scene(axes[0], axes[1], "")
     half = {"scene.domain.x": [0, 0.49], "scene2.domain.x": [0.51, 1]}
     left = {"scene.domain.x": [0, 1], "scene2.domain.x": [0.999, 1]}
     right = {"scene.domain.x": [0, 0.001], "scene2.domain.x": [0, 1]}
@@ -300,8 +300,8 @@ def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
         for label, visible, layout in entries
     ]
     figure.update_layout(
-        scene={**both, "domain": {"x": [0, 0.49], "y": [0, 1]}},
-        scene2={**both, "domain": {"x": [0.51, 1], "y": [0, 1]}},
+        scene={**scene, "domain": {"x": [0, 0.49], "y": [0, 1]}},
+        scene2={**scene, "domain": {"x": [0.51, 1], "y": [0, 1]}},
         updatemenus=[style.menu(buttons, y=1.0)],
     )
     return figure

@@ -175,12 +175,12 @@ def spectra(la: Laplace) -> Figure:
     largest = max(float(spectrum.values[0]) for spectrum in spectra)
     floor = max(1e-12 * largest, 1e-300)
     for number, spectrum in enumerate(spectra):
-        kept = thin(len(spectrum.values))
-        values = spectrum.values[kept].clamp(min=floor)
+        places = thin(len(spectrum.values))
+        values = spectrum.values[places].clamp(min=floor)
         figure.add_scatter(
-            x=(kept + 1).tolist(),
+            x=(places + 1).tolist(),
             y=values.tolist(),
-            mode="lines+markers" if len(kept) <= 40 else "lines",
+            mode="lines+markers" if len(places) <= 40 else "lines",
             name=spectrum.name,
             showlegend=len(spectra) <= NAMED,  # colours repeat if there are more
             line={"color": style.colour(number), "dash": style.dash(number // len(style.COLOURS))},

@@ -75,7 +75,7 @@ def check_grid(points: int, extend: float) -> None:
 
 def extent_of(data: Any, device: torch.device, features: int, progress: bool) -> DataExtent:
     """Pass over the data once; refuse inputs with another number of features."""
-    kept: list[tuple[Tensor, Tensor]] = []
+    points: list[tuple[Tensor, Tensor]] = []
     ends: list[Tensor] = []
     like = None
     batches = Batches(data, device)
@@ -91,11 +91,11 @@ def extent_of(data: Any, device: torch.device, features: int, progress: bool) ->
                 )
             flat = inputs.detach().reshape(len(inputs), features).double().cpu()
             ends += [flat.amin(0), flat.amax(0)]
-            if sum(len(x) for x, _ in kept) < KEPT:
-                kept.append((flat, y.detach().cpu()))
+            if sum(len(x) for x, _ in points) < KEPT:
+                points.append((flat, y.detach().cpu()))
             like = inputs[:1].detach() if like is None else like
     assert like is not None
-    x, y = (torch.cat(list(each))[:KEPT] for each in zip(*kept, strict=True))
+    x, y = (torch.cat(list(each))[:KEPT] for each in zip(*points, strict=True))
     return DataExtent(x=x, y=y, low=torch.stack(ends).amin(0), high=torch.stack(ends).amax(0), like=like)
 
 
@@ -116,10 +116,10 @@ def band(
         raise PeewitError("The posterior predicts classes, which have no bands; use decision_map.")
     check_level(level)
     check_grid(points, extend)
-    seen = extent_of(data, la.weights.device, 1, progress)
-    low, high = (float(end) for end in seen.ends(extend))
+    extent = extent_of(data, la.weights.device, 1, progress)
+    low, high = (float(end) for end in extent.ends(extend))
     grid = torch.linspace(low, high, points, dtype=torch.float64)
-    predicted = la.predict(seen.to_inputs(grid[:, None]), memory=memory)
+    predicted = la.predict(extent.to_inputs(grid[:, None]), memory=memory)
     assert isinstance(predicted, Numbers)
     check_output(output, predicted.mean.reshape(points, -1).shape[1])
     mean, epistemic, variance = (
@@ -127,14 +127,14 @@ def band(
         for value in (predicted.mean, predicted.epistemic, predicted.variance)
     )
     width = normal_quantile(level)
-    targets = seen.y.double().reshape(len(seen.y), -1)
+    targets = extent.y.double().reshape(len(extent.y), -1)
     return Band(
         x=grid,
         mean=mean,
         epistemic=width * epistemic.sqrt(),
         total=width * variance.sqrt(),
         level=level,
-        points=(seen.x[:, 0], targets[:, min(output, targets.shape[1] - 1)]),
+        points=(extent.x[:, 0], targets[:, min(output, targets.shape[1] - 1)]),
     )
 
 
@@ -232,10 +232,10 @@ def decisions(
     if family_of(la.likelihood).classes is None:
         raise PeewitError(f"The likelihood is {type(la.likelihood).__name__}; expected classification or binary.")
     check_grid(points, extend)
-    seen = extent_of(data, la.weights.device, 2, progress)
-    low, high = seen.ends(extend)
+    extent = extent_of(data, la.weights.device, 2, progress)
+    low, high = extent.ends(extend)
     a, b = (torch.linspace(float(low[i]), float(high[i]), points, dtype=torch.float64) for i in (0, 1))
-    predicted = la.predict(seen.to_inputs(torch.cartesian_prod(b, a).flip(1)), memory=memory)
+    predicted = la.predict(extent.to_inputs(torch.cartesian_prod(b, a).flip(1)), memory=memory)
     assert isinstance(predicted, Labels)
     probs, entropy, epistemic = (
         value.detach().double().cpu() for value in (predicted.probs, predicted.entropy, predicted.epistemic)
@@ -255,9 +255,9 @@ def decisions(
     table |= {f"probability of class {number}": column for number, column in enumerate(probs.unbind(1))}
     shape = (points, points)
     layers = {name: values.reshape(shape) for name, values in table.items()}
-    labels = seen.y.reshape(len(seen.y), -1)
+    labels = extent.y.reshape(len(extent.y), -1)
     labels = labels.argmax(1) if labels.shape[1] > 1 else labels[:, 0]
-    return Map(a=a, b=b, layers=layers, classes=probs.shape[1], points=(seen.x, labels.round().long()))
+    return Map(a=a, b=b, layers=layers, classes=probs.shape[1], points=(extent.x, labels.round().long()))
 
 
 def decision_map(

@@ -234,12 +234,12 @@ def monte_carlo(
     what = "curves of sampled networks over the inputs" if curves else "class probabilities at one input by each sample"
     if not draws.classes and not curves:
         what = "predictions at one input by each sample"
-    whole = {
+    shape = {
         "closed form": "the closed form",
         "all weights": "the average over all weights",
         "the linear model": "what the linear model predicts",
     }[whole_name(draws, curves)]
-    alt = f"Above, weights drawn from the posterior, as points; below, {what}, their average, and {whole}."
+    alt = f"Above, weights drawn from the posterior, as points; below, {what}, their average, and {shape}."
     if draws.method == "linearised":
         alt += " A slider adds samples: the average comes closer to it."
     else:

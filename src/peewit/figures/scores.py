@@ -181,17 +181,19 @@ def shift_curves(report: Results, kind: VariationKind = "shifts", metric: str | 
     )
     if not known:
         raise PeewitError(f"The report has no {kind}; evaluate with {kind}=...")
-    wanted = known[0] if metric is None else metric
-    check_name(wanted, known, "metric")
+    drawn_metric = known[0] if metric is None else metric
+    check_name(drawn_metric, known, "metric")
     figure = graph_objects().Figure()
     owners: list[str] = []
     order = {scores.name: number for number, scores in enumerate(report.methods)}
     for name, shifts in shifts_by_name.items():
         for method, shift in shifts:
-            if wanted in shift.metrics:
-                figure.add_trace(shift_line(method, order[method], shift, wanted, name == next(iter(shifts_by_name))))
+            if drawn_metric in shift.metrics:
+                figure.add_trace(
+                    shift_line(method, order[method], shift, drawn_metric, name == next(iter(shifts_by_name)))
+                )
                 owners.append(name)
-    words = catalogue.describe(wanted).phrase
+    words = catalogue.describe(drawn_metric).phrase
     names = list(dict.fromkeys(owners))
     alt = (
         f"{style.sentence(words)} against the strength of {'attacks' if kind == 'attacks' else 'corruptions'} "
@@ -201,7 +203,7 @@ def shift_curves(report: Results, kind: VariationKind = "shifts", metric: str | 
     style.finish(figure, title, alt, x="strength", y=words, top=44 if len(names) > 1 else 0)
     strengths = [strength for shifts in shifts_by_name.values() for _, shift in shifts for strength in shift.strengths]
     figure.update_xaxes(**style.fractions(strengths))
-    if (ideal := catalogue.describe(wanted).ideal) is not None:
+    if (ideal := catalogue.describe(drawn_metric).ideal) is not None:
         figure.add_hline(y=ideal, line={"color": GREY, "dash": "dot"})
     if len(names) > 1:
         choices = [(name, [owner == name for owner in owners]) for name in names]

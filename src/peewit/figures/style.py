@@ -139,11 +139,11 @@ def fractions(strengths: Iterable[float]) -> dict[str, Any]:
     values = sorted(set(strengths), reverse=True)
     if not values or any(value and not strength(value).endswith("/255") for value in values) or values[0] == 0:
         return {}
-    kept: list[float] = []
+    ticks: list[float] = []
     for value in values:
-        if not kept or kept[-1] - value > 0.14 * values[0]:
-            kept.append(value)
-    return {"tickvals": kept, "ticktext": [strength(value) for value in kept]}
+        if not ticks or ticks[-1] - value > 0.14 * values[0]:
+            ticks.append(value)
+    return {"tickvals": ticks, "ticktext": [strength(value) for value in ticks]}
 
 
 def short_lists(values: Tensor, digits: int = 5) -> list[Any]:

@@ -45,15 +45,15 @@ def gather(data: Any, device: torch.device, memory: float | None) -> Examples:
     if batches.stored:
         return Examples(batches, True)
     left = room(memory, torch.device("cpu"))
-    kept: list[Any] = []
+    copies: list[Any] = []
     with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
         for batch in batches.data:
             left -= sum(tensor.nbytes for tensor in tensors(batch))
             if left < 0:
                 break
-            kept.append(map_tensors(_copy, batch))  # a reader may write the next batch over this one
+            copies.append(map_tensors(_copy, batch))  # a reader may write the next batch over this one
         else:
-            return Examples(Batches(kept, device), True)
+            return Examples(Batches(copies, device), True)
     if batches.one_shot:
         raise PeewitError(
             "data is a one-shot iterator whose batches do not fit into the memory for them; the mode of the linear "

@@ -55,13 +55,13 @@ def open_solver(
     assert la.totals.form is not None
     numbers = la.N * math.prod(la.totals.form.shape)
     itemsize = torch.promote_types(network.selected[0].dtype, torch.float32).itemsize
-    left = room(memory, device) // (numbers * itemsize) - 3  # vectors of all outputs, beyond those that are needed
-    kept = examples.ordered and left >= 0
+    spare_vectors = room(memory, device) // (numbers * itemsize) - 3  # of all outputs, beyond those that are needed
+    outputs_fit = examples.ordered and spare_vectors >= 0
     # In half precision products with J are wrong by more than what directions make of them.
     exact = all(weight.dtype.itemsize >= 4 for weight in network.selected)
     with closing(bar), passes.isolated():
-        most = min(MOST, left // 2) if exact else 0
-        yield Solver(passes=passes, e=e, most=most, spare=spare) if kept else StreamingSolver(passes=passes, e=e)
+        most = min(MOST, spare_vectors // 2) if exact else 0
+        yield Solver(passes=passes, e=e, most=most, spare=spare) if outputs_fit else StreamingSolver(passes=passes, e=e)
 
 
 def find(

@@ -46,7 +46,7 @@ class Solver(Walk):
         log, stopping = SolverLog(), Stopping(tolerance=tolerance)
         if not self.u and bool((self.e != 0).any()):
             self.refresh()
-        left = steps
+        remaining = steps
         while True:
             g = self._gradient(target)
             length = norm(g)
@@ -56,15 +56,15 @@ class Solver(Walk):
             log.note(loss, 0.5 * squared, length, self.products)
             if stopping.ends(0.5 * squared, log):
                 return log
-            if left == 0:
+            if remaining == 0:
                 log.stopped = f"{steps} steps were not enough"
                 return log
             stopping.gain = self._advance(target, g, squared, stopping.slack)
             del g
-            left -= 1
+            remaining -= 1
             self.patience -= 1
             if self.patience <= 0:
-                left -= self._learn(target, 2 * (left - self.spare))
+                remaining -= self._learn(target, 2 * (remaining - self.spare))
 
     def _learn(self, target: Target, number: int) -> int:
         """Add the stiffest directions that are not known, up to a number; says how many steps that cost."""

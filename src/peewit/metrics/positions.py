@@ -66,11 +66,11 @@ class Positions:
             starts.append(starts[-1] + batch.examples)
         probs = [batch.probs for batch in batches if batch.probs is not None]
         labels = [batch.labels for batch in batches if batch.labels is not None]
-        whole = len(probs) == len(labels) == len(batches)
+        complete = len(probs) == len(labels) == len(batches)
         return Positions(
             owner=torch.cat([batch.owner + start for batch, start in zip(batches, starts, strict=False)]),
             examples=starts[-1],
             values={name: torch.cat([batch[name] for batch in batches]) for name in batches[0].values},
-            probs=torch.cat(probs) if whole else None,
-            labels=torch.cat(labels) if whole else None,
+            probs=torch.cat(probs) if complete else None,
+            labels=torch.cat(labels) if complete else None,
         )

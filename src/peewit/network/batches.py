@@ -205,17 +205,17 @@ def merge_batches(
     batches: Iterable[tuple[Inputs, Tensor]], most: Callable[[Inputs], int], stored: bool
 ) -> Iterator[tuple[Inputs, Tensor]]:
     """Put small batches together up to `most(inputs)` examples: examples are independent, and calls cost time."""
-    held: list[tuple[Inputs, Tensor]] = []
+    waiting: list[tuple[Inputs, Tensor]] = []
     number, limit = 0, 0
     for batch in batches:
         size = count(batch[0])
-        if held and (number + size > limit or not have_same_form(held[0], batch)):
-            yield join(held)
-            held, number = [], 0
-        if not held:
+        if waiting and (number + size > limit or not have_same_form(waiting[0], batch)):
+            yield join(waiting)
+            waiting, number = [], 0
+        if not waiting:
             limit = most(batch[0])
         number += size
         # Where batches are not stored, the next one is read before this one is used, and may be written over it.
-        held.append(batch if stored else map_tensors(torch.clone, batch))
-    if held:
-        yield join(held)
+        waiting.append(batch if stored else map_tensors(torch.clone, batch))
+    if waiting:
+        yield join(waiting)

@@ -44,15 +44,15 @@ def explain_failure(
 
     `tried` is how many of the examples it failed on, and `fitted` holds signatures of inputs that it took before.
     """
-    again = failure(model, inputs)
-    if again is None:
+    second = failure(model, inputs)
+    if second is None:
         if not isinstance(error, RuntimeError | IndexError):
             return None
         return PeewitError(
             f"The network took {count(inputs)} examples but fails on {tried} of them ({error}); expected it to take "
             "any number, with everything that belongs to an example in tensors."
         )
-    return _explain_dtype(model, inputs, again) or _explain_form(model, inputs, again, fitted)
+    return _explain_dtype(model, inputs, second) or _explain_form(model, inputs, second, fitted)
 
 
 def _explain_dtype(model: nn.Module, inputs: Inputs, error: Exception) -> ArgumentTypeError | None:

@@ -116,16 +116,18 @@ class Identity:
 
     def is_close(self, model: nn.Module) -> bool:
         """Whether a network on any device has the same values, up to the rounding of sums."""
-        now = Identity.of(model)
-        if [dtype for dtype, _ in now.types] != [dtype for dtype, _ in self.types] or now.sums is None:
+        current = Identity.of(model)
+        if [dtype for dtype, _ in current.types] != [dtype for dtype, _ in self.types] or current.sums is None:
             return False
-        if self.sums is None or now.sums.shape != self.sums.shape:
+        if self.sums is None or current.sums.shape != self.sums.shape:
             return False
         # Devices add in another order: a chunk of n numbers x sums to within n eps |x|, the other sum n times that.
         size = min(CHUNK, sum(tensor.numel() for tensor in parameters_and_buffers(model)))
         bound = 1e-13 * size**0.5 * max(self.norm, 1.0) * torch.tensor([1.0, size], dtype=torch.float64, device="cpu")
         bound = bound + 1e-12 * self.sums.abs()  # whole numbers in buffers, which the norm leaves out
-        return math.isclose(now.norm, self.norm, rel_tol=1e-3) and bool(((now.sums - self.sums).abs() <= bound).all())
+        return math.isclose(current.norm, self.norm, rel_tol=1e-3) and bool(
+            ((current.sums - self.sums).abs() <= bound).all()
+        )
 
     def is_same(self, model: nn.Module) -> bool:
         """Whether the network still has the same weights and buffers."""

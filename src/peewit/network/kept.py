@@ -166,11 +166,11 @@ def hide_kept(module: nn.Module) -> Attributes:
     held = any(tensors_in(attributes.current.get(name)) for name in record)
     try:
         for name, before in record.items() if held and not is_set_by_user(module) else ():
-            now = attributes.current.get(name)
+            current = attributes.current.get(name)
             if before is INSIDE:
                 attributes.current.pop(name, None)
-            elif type(now) is type(before) and type(now) in (list, dict):
-                refill(now, before)
+            elif type(current) is type(before) and type(current) in (list, dict):
+                refill(current, before)
             else:
                 attributes.current[name] = before
     except BaseException:

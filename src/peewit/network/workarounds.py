@@ -38,13 +38,13 @@ def plain_checkpoints() -> Iterator[list[Any]]:
             yield
 
         stand_ins = {"CheckpointFunction": PlainCheckpoint, "_checkpoint_without_reentrant_generator": plain}
-        kept = {name: getattr(module, name) for name in stand_ins}
+        originals = {name: getattr(module, name) for name in stand_ins}
         try:
             for name, stand_in in stand_ins.items():
                 setattr(module, name, stand_in)
             yield blocks
         finally:
-            for name, original in kept.items():
+            for name, original in originals.items():
                 setattr(module, name, original)
 
 
@@ -64,23 +64,23 @@ def plain_lists() -> Iterator[None]:
     """Let slices of lists of parameters hold the very tensors that replace weights."""
     module: Any = torch.nn.modules.container
     with LOCK:
-        kept = module.Parameter
+        original = module.Parameter
         try:
             module.Parameter = _Parameter
             yield
         finally:
-            module.Parameter = kept
+            module.Parameter = original
 
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
     """Without the fused encoder, which runs only without gradients, and then sets padded positions to zero."""
-    kept = torch.backends.mha.get_fastpath_enabled()
+    enabled = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(kept)
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 BROKEN = (F.group_norm, F.instance_norm, torch.group_norm, torch.instance_norm, torch.native_group_norm)

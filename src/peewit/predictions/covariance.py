@@ -81,7 +81,7 @@ def prepare_inputs(network: Network, x: Inputs, create_graph: bool) -> Iterator[
 def _functional(
     network: Network, precision: Blocks, x: Inputs, joint: bool, variance_only: bool, create_graph: bool
 ) -> Functional:
-    kept = alone if create_graph else torch.detach
+    keep = alone if create_graph else torch.detach
     closed = network.is_closed(x) and not joint
     if network.outputs(x) > EXACT_OUTPUTS and not closed:
         raise TooManyOutputs(network.outputs(x))
@@ -92,8 +92,8 @@ def _functional(
     for tape in network.tapes(x, create_graph, probes):
         form = network.form(tape.output)
         covariance = _covariance(precision, tape, form, variance_only)
-        means.append(kept(tape.output))
-        covariances.append(_arrange(kept(covariance), form, variance_only))
+        means.append(keep(tape.output))
+        covariances.append(_arrange(keep(covariance), form, variance_only))
     return finite(network, Functional(torch.cat(means), torch.cat(covariances)), x)
 
 
@@ -147,7 +147,7 @@ def _spectral(network: Network, precision: Blocks, x: Inputs, create_graph: bool
     """The Gaussian over the outputs in that form; None where it has none."""
     if not network.is_closed(x):
         return None
-    kept = alone if create_graph else torch.detach
+    keep = alone if create_graph else torch.detach
     means: list[Tensor] = []
     weights: list[Tensor] = []
     bases: list[Tensor] = []
@@ -156,11 +156,11 @@ def _spectral(network: Network, precision: Blocks, x: Inputs, create_graph: bool
         spectra = aligned_spectra(precision, tape.pull_outputs(), form) if tape.closed else None
         if spectra is None:
             return None
-        means.append(kept(tape.output))
+        means.append(keep(tape.output))
         if all(basis is None for basis, _ in spectra):  # independent outputs: their variances add up
-            weights.append(kept(torch.stack([part for _, part in spectra]).sum(0)))
+            weights.append(keep(torch.stack([part for _, part in spectra]).sum(0)))
             continue
-        weights.append(kept(torch.cat([part for _, part in spectra], -1)))
+        weights.append(keep(torch.cat([part for _, part in spectra], -1)))
         bases = [_basis(basis, form.outputs, weights[0]) for basis, _ in spectra]
     mean, weight = torch.cat(means), torch.cat(weights)
     network.refuse_broken([mean, weight], x)
@@ -246,20 +246,20 @@ def _joint(network: Network, precision: Blocks, x: Inputs, create_graph: bool = 
     """All pairs of examples, by pairs of slices that fit the budget: earlier slices are passed forward again."""
     means, lines, earlier = [], [], list[slice]()
     tracer = Tracer(network.model, network.space.names, network.budget, network.learner, create_graph, predicting=True)
-    kept = alone if create_graph else torch.detach
+    keep = alone if create_graph else torch.detach
 
     def pull(chosen: slice) -> tuple[Tensor, dict[WeightRange, Piece]]:
         tape = tracer.trace(take(x, chosen))
-        return kept(tape.output), tape.pull_outputs()
+        return keep(tape.output), tape.pull_outputs()
 
     for rows in network.slices(x):
         mean, jacobians = pull(rows)
         means.append(mean)
-        line = [kept(precision.cross(jacobians, pull(columns)[1])) for columns in earlier]
-        lines.append([*line, kept(precision.cross(jacobians, jacobians))])
+        line = [keep(precision.cross(jacobians, pull(columns)[1])) for columns in earlier]
+        lines.append([*line, keep(precision.cross(jacobians, jacobians))])
         earlier.append(rows)
-    whole = [
+    full_rows = [
         torch.cat([lines[i][j] if j <= i else lines[j][i].permute(2, 3, 0, 1) for j in range(len(lines))], 2)
         for i in range(len(lines))
     ]
-    return Functional(torch.cat(means), torch.cat(whole))
+    return Functional(torch.cat(means), torch.cat(full_rows))

@@ -99,23 +99,23 @@ class SharedPredictions:
         room = SHARE * (network.budget.bytes if memory is not None else max(network.budget.bytes, KEPT))
         half = max(1, int((1 - SHARE) * network.budget.bytes))
         network = replace(network, budget=replace(network.budget, bytes=half))
-        kept: list[LinearisedPiece] | None = []
+        pieces: list[LinearisedPiece] | None = []
 
         def take(targets: Tensor, inputs: Inputs, chosen: slice, mean: Tensor, jacobians: covariance.Jacobians) -> None:
-            nonlocal kept, room
+            nonlocal pieces, room
             piece = LinearisedPiece(
                 network=network, inputs=inputs, targets=targets[chosen], mean=mean, jacobians=jacobians
             )
             visit(piece)
             room -= (4 + 2 * mean[0].numel()) * network.knowledge.cost(inputs) * count(inputs)
-            kept = None if kept is None or room < 0 else [*kept, piece]
+            pieces = None if pieces is None or room < 0 else [*pieces, piece]
 
         with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
             for inputs, targets in self.progress.track(self.batches, len(self.batches), "validation"):
                 if not self.batches.stored:  # a reader may write the next batch over this one, whose pieces are kept
                     inputs, targets = map_tensors(torch.clone, inputs), targets.clone()
                 covariance.each_jacobian(network, inputs, functools.partial(take, targets))
-        self.kept = kept
+        self.kept = pieces
 
 
 def read_predictions(

@@ -43,12 +43,12 @@ class Grouping(ABC):
         """The group of each tensor, for groups of whole tensors; refuse a tensor without a group."""
         return {}
 
-    def left(self, space: Space, kept: Space) -> Tensor:
-        """(groups of `kept`,): their numbers in `space`, which has more tensors; empty groups keep their numbers."""
+    def find_numbers(self, space: Space, remaining: Space) -> Tensor:
+        """(groups of `remaining`,): their numbers in `space`, which has more tensors; those of empty groups stay."""
         if not self.one_per_weight:  # so groups can have no selected weight
-            space, kept = replace(space, mask=None), replace(kept, mask=None)
-        numbers = torch.arange(len(self.names(kept)), device="cpu")
-        numbers[self.stretches(kept).vector()] = self.stretches(space).vector()[positions_among(space, kept)]
+            space, remaining = replace(space, mask=None), replace(remaining, mask=None)
+        numbers = torch.arange(len(self.names(remaining)), device="cpu")
+        numbers[self.stretches(remaining).vector()] = self.stretches(space).vector()[positions_among(space, remaining)]
         return numbers
 
     def carry_over(self, space: Space, more: Space) -> list[int] | None:

@@ -60,13 +60,13 @@ def unions(network: RescaledNetwork, units: Iterable[Names], earlier: Iterable[N
         return sets
     matrix = torch.stack([network.column(unit) for unit in free], 1)
     gram = (matrix.T @ matrix).cpu()
-    left = dependent_units(gram)
+    dependent = dependent_units(gram)
     for number in range(len(free)):
-        chosen = cancelling_units(gram, number, left) if left[number] else []
+        chosen = cancelling_units(gram, number, dependent) if dependent[number] else []
         together = tuple(name for each in chosen for name in free[each])
         if together and network.invariant(together):
             sets.append(together)
-            left[chosen] = False
+            dependent[chosen] = False
     return sets
 
 

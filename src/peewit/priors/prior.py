@@ -369,18 +369,18 @@ class Prior:
         numbers, values = self.stretches(space), self.precision.detach().to(like)
         return lambda chosen: numbers.part(values, chosen)
 
-    def only(self, space: Space, kept: Space) -> Prior:
+    def only(self, space: Space, remaining: Space) -> Prior:
         """The prior of the weights that are left after unused ones were taken out."""
-        if kept.names == space.names:
+        if remaining.names == space.names:
             return self
-        left = positions_among(space, kept)
+        positions = positions_among(space, remaining)
         precision, mean, base = self.precision, self.mean, self.base
         if precision.numel() > 1:
-            precision = precision[self.grouping.left(space, kept).to(precision.device)]
+            precision = precision[self.grouping.find_numbers(space, remaining).to(precision.device)]
         if base is not None:
-            base = base[left.to(base.device)]
+            base = base[positions.to(base.device)]
         if isinstance(mean, Tensor) and mean.numel() > 1:
-            mean = mean.reshape(-1)[left.to(mean.device)]
+            mean = mean.reshape(-1)[positions.to(mean.device)]
         return replace(self, precision=precision, mean=mean, base=base)
 
     def carry_over(self, space: Space, more: Space) -> Prior:

@@ -34,11 +34,11 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
     """Normalisation by the batch at hand, without running averages, so that none of them is read or written."""
     norms: list[Any] = [m for m in model.modules() if isinstance(m, NORMS) and isinstance(m.eps, float)]
     tracked = [module for module in norms if isinstance(module, _NormBase) and module.track_running_stats]
-    kept: list[tuple[dict[str, Any], dict[str, Any]]] = [(vars(module), {"eps": module.eps}) for module in norms]
-    kept += [(vars(module), {"track_running_stats": True}) for module in tracked]
-    kept += [(module._buffers, dict(module._buffers)) for module in tracked]
+    originals: list[tuple[dict[str, Any], dict[str, Any]]] = [(vars(module), {"eps": module.eps}) for module in norms]
+    originals += [(vars(module), {"track_running_stats": True}) for module in tracked]
+    originals += [(module._buffers, dict(module._buffers)) for module in tracked]
     # Older weight and spectral norms leave the weight that they computed on the module, for all to see.
-    kept += [(vars(m), {k: v for k, v in vars(m).items() if isinstance(v, Tensor)}) for m in model.modules()]
+    originals += [(vars(m), {k: v for k, v in vars(m).items() if isinstance(v, Tensor)}) for m in model.modules()]
     hooks = []
     try:
         for module in norms:
@@ -51,7 +51,7 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-        for attributes, values in kept:
+        for attributes, values in originals:
             attributes.update(values)
 
 

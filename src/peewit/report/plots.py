@@ -334,12 +334,12 @@ def only(report: Results, kind: str, way: str, name: str) -> Results:
     def kept_of(scores: MethodScores, wanted: str) -> dict[str, Shift]:
         return {way: getattr(scores, wanted)[way]} if wanted == kind else {}
 
-    kept = [
+    methods = [
         replace(method, shifts=kept_of(method, "shifts"), attacks=kept_of(method, "attacks"))
         for method in report.methods
         if way in getattr(method, kind) and name in getattr(method, kind)[way].metrics
     ]
-    return replace(report, methods=tuple(kept))
+    return replace(report, methods=tuple(methods))
 
 
 def strengths(report: Results, kind: str, way: str, name: str) -> Markup:

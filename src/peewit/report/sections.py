@@ -38,15 +38,15 @@ def summary(report: Results, figures: Markup) -> Markup:
 def card(answer: Answer) -> Markup:
     """One question with its answer, what to do, and further reasons to unfold: cards are about as long."""
     mark = element("span", MOODS[answer.mood], class_="mark", aria_hidden="true")
-    kept = 1
-    while kept < len(answer.sentences) and sum(map(len, answer.sentences[: kept + 1])) <= MOST_LETTERS:
-        kept += 1
-    more = answer.sentences[kept:]
+    shown = 1
+    while shown < len(answer.sentences) and sum(map(len, answer.sentences[: shown + 1])) <= MOST_LETTERS:
+        shown += 1
+    more = answer.sentences[shown:]
     return element(
         "article",
         element("h3", answer.question),
         element("p", mark, " ", answer.verdict, class_="verdict"),
-        paragraphs(answer.sentences[:kept]),
+        paragraphs(answer.sentences[:shown]),
         fold("More", paragraphs(more)) if more else None,
         advised(answer.advice) if answer.advice is not None else None,
         class_=f"card {answer.mood}",

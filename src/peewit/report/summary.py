@@ -139,21 +139,21 @@ def example(bins: Reliability) -> tuple[str, ...]:
 def judge_numbers(scores: MethodScores, count: int | None) -> Answer:
     """Whether intervals hold the share of targets that they should."""
     question = "Is the network calibrated?"
-    held = scores.metrics.get("coverage90")
-    if held is None or not math.isfinite(held.value):
+    coverage = scores.metrics.get("coverage90")
+    if coverage is None or not math.isfinite(coverage.value):
         return answer_of(question, "Not measured", OPEN, ("This report has no coverage of intervals.",))
-    text = f"Its 90 % intervals held {whole(held.value)} of the test targets"
-    if not has_interval(held) and (count or 0) < FEW:
+    text = f"Its 90 % intervals held {whole(coverage.value)} of the test targets"
+    if not has_interval(coverage) and (count or 0) < FEW:
         return answer_of(question, "This test is too small to tell", OPEN, (f"{text}, without an interval for it.",))
-    text += f" (95 % interval: {whole(held.low)} to {whole(held.high)})." if has_interval(held) else "."
-    if held.low <= 0.9 <= held.high and held.high - held.low > 4 * VAGUE:
+    text += f" (95 % interval: {whole(coverage.low)} to {whole(coverage.high)})." if has_interval(coverage) else "."
+    if coverage.low <= 0.9 <= coverage.high and coverage.high - coverage.low > 4 * VAGUE:
         return answer_of(
             question, "This test is too small to tell", OPEN, (text, "90 % lies inside that wide interval.")
         )
-    if held.low <= 0.9 <= held.high:
+    if coverage.low <= 0.9 <= coverage.high:
         return answer_of(question, "Yes, as far as this test can tell", GOOD, (text, "90 % lies inside that interval."))
-    way = "too narrow: it is too sure of itself" if held.value < 0.9 else "too wide: it is not sure enough"
-    near = abs(held.value - 0.9) < 0.05
+    way = "too narrow: it is too sure of itself" if coverage.value < 0.9 else "too wide: it is not sure enough"
+    near = abs(coverage.value - 0.9) < 0.05
     return answer_of(question, f"{'Nearly' if near else 'No'}: intervals are {way}", FAIR if near else POOR, (text,))
 
 
@@ -212,20 +212,20 @@ WORDS = {
 
 def compare_metric(name: str, first: MethodScores, base: MethodScores) -> str:
     """A sentence about one metric, honest about chance."""
-    now, before = first.metrics[name], base.metrics[name]
+    first_value, base_value = first.metrics[name], base.metrics[name]
     percent = name in ("accuracy", "ece", "coverage90")
-    one, other = number(before.value, percent), number(now.value, percent)
-    if one == other:
-        return f"{WORDS[name]} stayed at {one}."
-    verb = "rose" if now.value > before.value else "fell"
-    gained = merit(name, now.value) > merit(name, before.value)
+    text_before, text_now = number(base_value.value, percent), number(first_value.value, percent)
+    if text_before == text_now:
+        return f"{WORDS[name]} stayed at {text_before}."
+    verb = "rose" if first_value.value > base_value.value else "fell"
+    gained = merit(name, first_value.value) > merit(name, base_value.value)
     if differ(name, first, base):
         doubt = f"more than chance explains, and for the {'better' if gained else 'worse'}"
-    elif has_interval(now) or has_interval(before):
+    elif has_interval(first_value) or has_interval(base_value):
         doubt = "other test inputs could show the opposite, so this may be chance"
     else:
         doubt = "without intervals nobody can say whether this is chance"
-    return f"{WORDS[name]} {verb} from {one} to {other}: {doubt}."
+    return f"{WORDS[name]} {verb} from {text_before} to {text_now}: {doubt}."
 
 
 def winner(report: Results) -> tuple[str, ...]:
@@ -366,10 +366,10 @@ def describe_handing_over(report: Results) -> tuple[str, ...]:
         return ()
     if not (math.isfinite(risk_of_all) and math.isfinite(risk_of_kept)):
         return ()
-    one, other = whole(risk_of_all), whole(risk_of_kept)
+    before, after = whole(risk_of_all), whole(risk_of_kept)
     change = (
-        f"stay at {one}"
-        if one == other
-        else f"{'fall' if risk_of_kept < risk_of_all else 'rise'} from {one} to {other}"
+        f"stay at {before}"
+        if before == after
+        else f"{'fall' if risk_of_kept < risk_of_all else 'rise'} from {before} to {after}"
     )
     return (f"If a person decided the least sure fifth, its errors on the rest would {change}.",)

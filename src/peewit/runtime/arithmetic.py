@@ -84,7 +84,7 @@ def use_precision(precision: str | None) -> Iterator[None]:
         backend for backend in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None)) if backend
     ]
     newer = [backend for backend in newer if hasattr(backend, "fp32_precision")]
-    kept = [backend.fp32_precision for backend in newer]
+    earlier = [backend.fp32_precision for backend in newer]
     general, products, layers = (
         read_switch(torch.get_float32_matmul_precision),
         read_switch(lambda: matmul.allow_tf32),
@@ -108,7 +108,7 @@ def use_precision(precision: str | None) -> Iterator[None]:
                 torch.set_float32_matmul_precision(general)
         if layers is not None:
             cudnn.allow_tf32 = layers
-        for backend, value in zip(newer, kept, strict=True):
+        for backend, value in zip(newer, earlier, strict=True):
             if backend.fp32_precision != value:
                 backend.fp32_precision = value
 

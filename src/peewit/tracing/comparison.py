@@ -72,37 +72,39 @@ class Comparison:
         self._refuse_kept()
         for _ in range(len(self.tracer.names) + 4):
             vectorised = self.tracer.learner.knowledge.vectorised
-            seen = self._compare()
-            if (seen.alike or not seen.finite) and (several := unlike(self.batch)) is not None:
+            comparison = self._compare()
+            if (comparison.alike or not comparison.finite) and (several := unlike(self.batch)) is not None:
                 return replace(self, batch=several, several=several, tape=None).outcome()
-            if not seen.finite:
+            if not comparison.finite:
                 return "nothing, since the network's output was not finite"  # said elsewhere, with the examples
-            if (seen.coupled or seen.wrong) and self._is_rounding():
+            if (comparison.coupled or comparison.wrong) and self._is_rounding():
                 equal = EQUAL if not first_other(self.batch) else ""
                 return f"nothing, since the network's output was zero but for rounding{equal}"
-            if seen.coupled and self.plain.is_repeatable(self.allowed.output):
+            if comparison.coupled and self.plain.is_repeatable(self.allowed.output):
                 raise PeewitError(f"One input has another output in another batch: {DEPENDENT}")
-            if not seen.wrong:
+            if not comparison.wrong:
                 break
-            if seen.coupled or not self.plain.is_repeatable(self.allowed.relative):
+            if comparison.coupled or not self.plain.is_repeatable(self.allowed.relative):
                 return "nothing, since the network's output is not the same for the same inputs"
-            self._step_back(seen.wrong, vectorised)
-        where = "in a batch and alone" if seen.alone else "in a batch"
+            self._step_back(comparison.wrong, vectorised)
+        where = "in a batch and alone" if comparison.alone else "in a batch"
         words = (
             f"derivatives of {EXAMPLES} examples, {where}, agree with plain reverse mode to {self.allowed.relative:.0e}"
         )
-        words += f"; too small there to tell: {first_names(seen.faint)}" if seen.faint else ""
-        return words + (EQUAL if seen.alike and not first_other(self.batch) else "")
+        words += f"; too small there to tell: {first_names(comparison.faint)}" if comparison.faint else ""
+        return words + (EQUAL if comparison.alike and not first_other(self.batch) else "")
 
     def _refuse_kept(self) -> None:
         """Tensors that the network made of the selected weights and keeps, and takes for its output, do not follow."""
-        kept = {tensor.grad_fn: name for name, tensor in kept_tensors(self.tracer.model) if tensor.grad_fn is not None}
+        caches = {
+            tensor.grad_fn: name for name, tensor in kept_tensors(self.tracer.model) if tensor.grad_fn is not None
+        }
         selected = {id(parameter) for parameter in self.tracer.selected}
-        for node in walk([self.plain.output.grad_fn], lambda node: False) if kept else ():
-            below = walk([node] if node in kept else [], lambda node: False)
+        for node in walk([self.plain.output.grad_fn], lambda node: False) if caches else ():
+            below = walk([node] if node in caches else [], lambda node: False)
             if any(id(getattr(each, "variable", None)) in selected for each in below):
                 raise PeewitError(
-                    f"The network's output takes {kept[node]!r}, which an earlier pass computed from its weights and "
+                    f"The network's output takes {caches[node]!r}, which an earlier pass computed from its weights and "
                     f"kept: at other weights it would be wrong. {CLEAR}"
                 )
 
@@ -131,11 +133,11 @@ class Comparison:
 
     def _alone(self) -> Tape | None:
         """Of the first example; None where the network does not take a single one as it takes several."""
-        one = take(self.inputs, slice(0, 1))
+        single = take(self.inputs, slice(0, 1))
         try:
-            tape = self.tracer.trace(one)
+            tape = self.tracer.trace(single)
         except FAILURES:
-            if self._shape(one) == self.plain.output[:1].shape:
+            if self._shape(single) == self.plain.output[:1].shape:
                 raise
             return None
         return tape if tape.output.shape == self.plain.output[:1].shape else None

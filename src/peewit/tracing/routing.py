@@ -212,11 +212,11 @@ class Routing:
         reached = (~none).cpu()
         for example, seen in enumerate(self._alone):
             rows_alone = by_row(seen[use.key], use.axes[0]) if use.key in seen else rows[:0]
-            left = list(range(len(rows_alone)))
+            unmatched = list(range(len(rows_alone)))
             for row in (reached & (owners.cpu() == example)).nonzero().flatten().tolist():
-                if take_nearest(rows[row], rows_alone, left, allowed) is None:
+                if take_nearest(rows[row], rows_alone, unmatched, allowed) is None:
                     return None
-            for number in left:
+            for number in unmatched:
                 row = take_nearest(rows_alone[number], rows, free, allowed)
                 if row is None:
                     return None
@@ -248,10 +248,10 @@ def by_row(inputs: tuple[Tensor, ...], axis: int) -> Tensor:
     return torch.cat(rows, 1).double().cpu() if rows else torch.zeros(0, 1, dtype=torch.float64, device="cpu")
 
 
-def take_nearest(wanted: Tensor, rows: Tensor, pool: list[int], allowed: float) -> int | None:
+def take_nearest(target: Tensor, rows: Tensor, pool: list[int], allowed: float) -> int | None:
     """The row of the pool that is nearest to the wanted one, taken out of it; None where none is near."""
     if not pool:
         return None
-    gaps = (rows[pool] - wanted).abs().amax(1)
+    gaps = (rows[pool] - target).abs().amax(1)
     best = int(gaps.argmin())
     return pool.pop(best) if float(gaps[best]) <= allowed else None

@@ -91,13 +91,13 @@ def newton(profile: Profile, point: EvidencePoint, rhs: Tensor, open_: Tensor) -
 
 def quasi_newton(pairs: list[tuple[Tensor, Tensor]], gradient: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
     """L-BFGS: the inverse second derivative by the last steps, on top of `base` as the first guess."""
-    q, kept = gradient, []
+    q, shares = gradient, []
     for step, change in reversed(pairs):
         share = float(step @ q) / float(step @ change)
         q = q - share * change
-        kept.append(share)
+        shares.append(share)
     q = base(q)
-    for (step, change), share in zip(pairs, reversed(kept), strict=True):
+    for (step, change), share in zip(pairs, reversed(shares), strict=True):
         q = q + (share - float(change @ q) / float(step @ change)) * step
     return q
 

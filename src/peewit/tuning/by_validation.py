@@ -68,7 +68,7 @@ def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorStat
     begin = [math.log(value) for value in (mean, noise, la.temperature)]
     axes = [axis for axis, tuned in enumerate(free) if tuned]
     steps: list[TuningStep] = []
-    seen: dict[tuple[float, ...], float] = {}
+    scores: dict[tuple[float, ...], float] = {}
 
     def values_of(z: Sequence[float]) -> tuple[float, ...]:
         whole = list(begin)
@@ -77,15 +77,15 @@ def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorStat
         return tuple(whole)
 
     def ahead(points: Sequence[Sequence[float]]) -> None:
-        keys = [key for key in dict.fromkeys(map(values_of, points)) if key not in seen]
+        keys = [key for key in dict.fromkeys(map(values_of, points)) if key not in scores]
         values = [tuple(map(math.exp, key)) for key in keys]
         tried = [coordinates.setting(settings, value) for value in values]
         nlls = mean_nlls(shared, tried) if tried else []
         for key, (mean, noise, temperature), nll in zip(keys, values, nlls, strict=True):
-            seen[key] = nll if math.isfinite(nll) else math.inf
+            scores[key] = nll if math.isfinite(nll) else math.inf
             steps.append(
                 TuningStep(
-                    value=seen[key],
+                    value=scores[key],
                     precision=coordinates.precisions(mean),
                     noise=noise_of(la, noise),
                     temperature=temperature,
@@ -95,7 +95,7 @@ def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorStat
 
     def score(z: Sequence[float]) -> float:
         ahead([z])
-        return seen[values_of(z)]
+        return scores[values_of(z)]
 
     offsets = {0: (-6.9, -4.6, -2.3, 2.3, 4.6, 6.9), 1: (-1.4, -0.7, 0.7, 1.4), 2: (-2.3, -1.1, 1.1, 2.3)}
     chosen_offsets = {number: offsets[axis] for number, axis in enumerate(axes)}
@@ -106,9 +106,9 @@ def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorStat
         others = {number: tried for number, tried in chosen_offsets.items() if number > 0}
         second = scan(score, certain, others, ahead)
         converged &= minimise(score, second, 0.7, settings.tolerance, settings.steps, ahead)
-    if not math.isfinite(min(seen.values())):
+    if not math.isfinite(min(scores.values())):
         raise no_finite_score("that the search begins with")
-    best = min(seen, key=lambda key: seen[key])
+    best = min(scores, key=lambda key: scores[key])
     words = ["The geometric mean of the precisions", "The noise", "The temperature"]
     warnings = [
         f"{words[axis]} is at the {'largest' if top else 'smallest'} allowed, {ends[axis][top]:.3g}"

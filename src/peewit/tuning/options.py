@@ -49,11 +49,11 @@ class Passing:
             )
         return usual if self.at is None else self.at == "linear_mode"
 
-    def check(self, method: str, train: Data | None, validated: bool, held: bool) -> bool:
+    def check(self, method: str, train: Data | None, validated: bool, had_mode: bool) -> bool:
         """Whether the result is to be at its linear mode, as a posterior that held one; contradictions are refused."""
         if self.at is not None:
             check_at(self.at)
-        if self.at == "trained_weights" or (self.at is None and not held):
+        if self.at == "trained_weights" or (self.at is None and not had_mode):
             if self.memory is not None and not validated:
                 raise PeewitError("memory= is for passes over data; use it with at='linear_mode' or validation=.")
             if train is not None:
@@ -203,11 +203,11 @@ def check_settings(
         )
     check_name(method, METHODS, "method")
     noisy = isinstance(la.likelihood, WithNoise)
-    held = la.linear_mode is not None
+    had_mode = la.linear_mode is not None
     if method == "training":
-        linear = passing.check_training(train, held or noisy)
+        linear = passing.check_training(train, had_mode or noisy)
     else:
-        linear = passing.check(method, train, validation is not None, held)
+        linear = passing.check(method, train, validation is not None, had_mode)
     check_kinds(grid, steps, tolerance, predict)
     named: set[str] = {*grid} if isinstance(grid, Mapping) else set() if grid is None else {"prior"}
     tuned = select_parameters(parameters, named & {*PARAMETERS}, noisy, method)

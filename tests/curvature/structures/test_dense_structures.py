@@ -249,13 +249,13 @@ def test_weights_that_were_never_used_leave(masked: bool) -> None:
     matrix = positive(8)
     matrix = matrix if mask is None else matrix[mask][:, mask]
     sums = DenseSums({(half, B, C): matrix}, mask)
-    made = sums.kept(SPACE)
+    made = sums.of_used(SPACE)
     assert set(made) == {(half, B, C)} and torch.equal(made[(half, B, C)], matrix)
     left = SPACE.only(["m.weight", "n.weight"])
     keep = torch.tensor([0, 1, 3, 4]) if masked else torch.tensor([0, 1, 2, 5, 6, 7])
-    made = sums.kept(left)
+    made = sums.of_used(left)
     assert set(made) == {(half, C)} and torch.equal(made[(half, C)], matrix[keep][:, keep])
-    assert sums.kept(SPACE.only([])) == {}
+    assert sums.of_used(SPACE.only([])) == {}
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -269,12 +269,12 @@ def test_weights_without_finite_curvature_are_named(masked: bool) -> None:
         matrix = matrix if mask is None else matrix[mask][:, mask]
         matrix[place, place] = matrix[place, 0] = matrix[0, place] = number
         with pytest.raises(NotFiniteCurvature, match=r"The curvature of 'm.bias' holds NaN or Inf"):
-            DenseSums({(half, B, C): matrix}, mask).kept(SPACE)
+            DenseSums({(half, B, C): matrix}, mask).of_used(SPACE)
         matrix[place, place] = 1.0
         matrix[0, place] = 1.0
         with pytest.raises(NotFiniteCurvature, match=r"The curvature of 'm.bias' holds NaN or Inf"):
-            DenseSums({(half, B, C): matrix}, mask).kept(SPACE)
-    DenseSums({(half, B, C): positive(8)}).kept(SPACE)
+            DenseSums({(half, B, C): matrix}, mask).of_used(SPACE)
+    DenseSums({(half, B, C): positive(8)}).of_used(SPACE)
 
 
 # Curvature

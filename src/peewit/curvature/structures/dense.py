@@ -48,7 +48,7 @@ class Block:
 
     def curvature(self, sums: DenseSums, space: Space) -> DenseCurvature:
         """The sums are the matrices."""
-        return DenseCurvature(sums.kept(space), space, "dense block of its module")
+        return DenseCurvature(sums.of_used(space), space, "dense block of its module")
 
 
 @spelled_class
@@ -83,4 +83,4 @@ class Full:
 
     def curvature(self, sums: DenseSums, space: Space) -> DenseCurvature:
         """The sum is the matrix."""
-        return DenseCurvature(sums.kept(space), space, "full matrix")
+        return DenseCurvature(sums.of_used(space), space, "full matrix")

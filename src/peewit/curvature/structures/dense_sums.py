@@ -61,10 +61,10 @@ class DenseSums:
             size = sum(part.stop - part.start for part in group) if mask is None else space.size
             check_shape(matrix, f"The curvature of {names!r}", (size, size))
 
-    def kept(self, space: Space) -> dict[Group, Tensor]:
+    def of_used(self, space: Space) -> dict[Group, Tensor]:
         """Without the rows and columns of weights that were never used."""
         self._finite()
-        kept = {}
+        matrices = {}
         for group, matrix in self.matrices.items():
             parts = tuple(part for part in group if part.name in space.names)
             if parts and len(parts) < len(group):
@@ -75,8 +75,8 @@ class DenseSums:
                 keep = left.nonzero()[:, 0].to(matrix.device)
                 matrix = matrix[keep][:, keep]
             if parts:
-                kept[parts] = matrix
-        return kept
+                matrices[parts] = matrix
+        return matrices
 
     def _finite(self) -> None:
         """Name the weights whose rows hold NaN or Inf."""

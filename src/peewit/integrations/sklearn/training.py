@@ -129,7 +129,7 @@ def train_network(
     trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=options.learning_rate, weight_decay=options.weight_decay)
     generator = torch.Generator().manual_seed(seed)
-    least, best, kept = math.inf, 0, copy.deepcopy(network.state_dict())
+    least, best, best_state = math.inf, 0, copy.deepcopy(network.state_dict())
     reference, since, epoch = math.inf, 0, 0  # the loss that has to be undercut, and the epoch in which it was
     try:
         with torch.enable_grad():
@@ -149,7 +149,7 @@ def train_network(
                 if stopping is None:
                     continue
                 if value < least:
-                    least, best, kept = value, epoch, copy.deepcopy(network.state_dict())
+                    least, best, best_state = value, epoch, copy.deepcopy(network.state_dict())
                 if value < reference - NOTABLE:
                     reference, since = value, epoch
                 elif epoch - since >= options.patience:
@@ -160,7 +160,7 @@ def train_network(
         parameter.grad = None
     if stopping is None:
         return TrainingRun(epoch, epoch, False)
-    network.load_state_dict(kept)
+    network.load_state_dict(best_state)
     return TrainingRun(epoch, best, epoch - since >= options.patience)
 
 
