@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from .network.nests import Data
 from .posterior.linear_mode import At, check_at
 from .posterior.measure import curvature_of, gaussian_of_residuals, sums_of
 from .posterior.resolution import warn_of_rounding
+from .posterior.schema import Schema
 from .posterior.state import PosteriorState
 from .priors.prior import Number, Prior, as_prior
 from .runtime.arithmetic import ArithmeticName
@@ -65,8 +66,10 @@ def fit(
 
     Args:
         model: The trained network.
-        data: The training data: a pair of tensors (inputs, targets), a DataLoader, or an iterable of batches. A batch
-            is `(x, y)`, `((x1, x2), y)`, or a mapping with "labels".
+        data: The training data: a pair (inputs, targets) of tensors, numpy arrays, data frames or lists; a DataLoader,
+            a Dataset, or an iterable of batches. A batch is `(x, y)`, `((x1, x2), y)`, or a mapping with "labels".
+            Numbers get the dtype of the network where it does not take them as they are, and targets of a network
+            with one output may be (N,) or (N, 1).
         likelihood: How targets are distributed given the outputs: "classification", "binary", "regression",
             "heteroscedastic" or "count", or a value such as `pw.Gaussian(0.1)`.
         weights: The uncertain weights; all others stay fixed. "all" (the trainable ones), "last_layer", "lora", names
@@ -89,8 +92,7 @@ def fit(
         PeewitError: A name is unknown, the data has no examples, the targets do not fit the outputs, the output does
             not depend on the selected weights, the prior does not fit the weights, the structure cannot hold the prior
             or a mask, or a one-shot iterator was given where `fit` passes over the data several times.
-        ArgumentTypeError: An argument has the wrong type, such as a dataset without a DataLoader, or a loss as
-            `likelihood`.
+        ArgumentTypeError: An argument has the wrong type, such as a loss as `likelihood`, or the data hold words.
         NotFiniteError: The data, the network or its outputs hold NaN or Inf.
 
     Warns:
@@ -106,6 +108,7 @@ def fit(
     began = time.perf_counter()
     sums = sums_of(source, request.structure)
     state = assemble(request, source, sums, time.perf_counter() - began)
+    state = replace(state, schema=Schema.of_frames(data))
     warn_of_rounding(state)
     la = Laplace(state)
     return la if at == "trained_weights" else la.at_linear_mode(data, memory=memory, progress=progress)
@@ -145,7 +148,7 @@ def resolve(
     start = as_prior(prior)
     device = device_of(model)
     limit = budget(memory, device, arithmetic)
-    batches = Batches(data, device)
+    batches = Batches(data, model)
     if at == "linear_mode":
         batches.refuse_one_shot("at='linear_mode' passes over the data many times")
     if isinstance(family, Gaussian) and isinstance(family.noise, str):
@@ -305,7 +308,7 @@ def products(
             "Hessian() here, or fit with structure='full'."
         )
     check_generator(generator)
-    batches = Batches(data, device_of(model))
+    batches = Batches(data, model)
     batches.refuse_one_shot("Products pass over the data every time")
     limit = budget(memory, device_of(model))
     family: Likelihood = resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood)

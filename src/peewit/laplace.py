@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,11 @@ from .messages.arguments import check_generator, one_input
 from .messages.elsewhere import POSTERIOR
 from .messages.errors import ArgumentTypeError
 from .messages.names import unknown
-from .network.batches import without_labels
+from .network.arrays import ready
+from .network.batches import Batches, input_batches, is_loader, without_labels
 from .network.isolation import entry_point, unaffected
 from .network.modules import unwrap
-from .network.nests import Data, Inputs
+from .network.nests import Data, Inputs, join
 from .posterior.coverage import Coverage, coverage_of
 from .posterior.evidence import Evidence
 from .posterior.linear_mode import At, LinearMode
@@ -36,9 +37,9 @@ from .posterior.update import in_arithmetic, move, update
 from .predictions.classes import Classes
 from .predictions.covariance import Functional
 from .predictions.families import LinkName
-from .predictions.functional import functional, functional_samples
+from .predictions.functional import functional, functional_batches, functional_samples
 from .predictions.options import PredictMethod, PredictOptions
-from .predictions.predict import predict
+from .predictions.predict import predict, predict_batches
 from .predictions.prediction import Prediction
 from .predictions.regression import Regression
 from .priors.prior import Number, Prior
@@ -78,8 +79,8 @@ class Laplace:
         arithmetic: How products are rounded.
         timings: Seconds that measuring and decomposing the curvature took.
         trace: How `tune` came to this very posterior; None for any other, such as what `with_prior` makes of it.
-        schema: Names of columns and classes, where the command line fitted a table, and the `scaling` of its columns
-            after `--standardise`; None elsewhere.
+        schema: Names of columns, where a data frame was fitted, and those of classes, where the command line fitted a
+            table, with the `scaling` of its columns after `--standardise`; None elsewhere.
         linear_mode: The mode of the linear model, where evidence is then taken; None where it was not looked for.
 
     Example:
@@ -172,7 +173,7 @@ class Laplace:
 
     @property
     def schema(self) -> Schema | None:
-        """Names of columns and classes, where the command line fitted a table, and the scaling of its columns."""
+        """Names of columns and classes, where a table was fitted, and the scaling of its columns."""
         return self.state.schema
 
     @property
@@ -299,7 +300,7 @@ class Laplace:
             >>> la.at_linear_mode((x, y)).linear_mode.converged
             True
         """
-        return Laplace(find.find(self.state, train, tolerance, steps, memory, progress))
+        return Laplace(find.find(self.state, self._in_order(train), tolerance, steps, memory, progress))
 
     @entry_point
     def log_evidence(self, prior: Prior | Number | None = None, noise: float | Tensor | None = None) -> Tensor:
@@ -422,6 +423,7 @@ class Laplace:
             ('training', True)
         """
         passes = tuning.Passing(at, memory, progress)
+        train, validation = self._in_order(train), self._in_order(validation)
         settings = tuning.check_settings(
             self.state, method, parameters, train, validation, grid, steps, tolerance, limits, predict, passes
         )
@@ -470,7 +472,7 @@ class Laplace:
         without positions.
 
         Args:
-            x: Inputs of the network, B of them.
+            x: Inputs of the network, B of them, or a DataLoader, as in `predict`.
             joint: Whether to compute covariances between inputs too.
             variance_only: Whether to compute variances alone.
             memory: Bytes for temporary results. None for the limit that the posterior has.
@@ -497,9 +499,11 @@ class Laplace:
             >>> la.functional(x[:5], joint=True).cov.shape
             torch.Size([5, 3, 5, 3])
         """
-        return functional(
+        asked = self._ready(x)
+        ask: Callable[..., Functional] = functional_batches if isinstance(asked, Batches) else functional
+        return ask(
             self.state,
-            x,
+            asked,
             joint=joint,
             variance_only=variance_only,
             memory=memory,
@@ -545,7 +549,9 @@ class Laplace:
             >>> la.functional_samples(x[:5], 10).shape
             torch.Size([10, 5, 3])
         """
-        return functional_samples(self.state, x, samples, generator, at=at, memory=memory, progress=progress)
+        asked = self._ready(x)
+        asked = join([each for each, _ in asked]) if isinstance(asked, Batches) else asked
+        return functional_samples(self.state, asked, samples, generator, at=at, memory=memory, progress=progress)
 
     @entry_point
     def predict(
@@ -566,7 +572,9 @@ class Laplace:
         """Predict the labels at x: probabilities, or a mean and its variance, with the uncertainty in parts.
 
         Args:
-            x: Inputs of the network, N of them. The "labels" of a batch that is a mapping are left out.
+            x: Inputs of the network, N of them: tensors, numpy arrays or a data frame, whose columns go by name where
+                the fit had names. The "labels" of a batch that is a mapping are left out. Or a DataLoader, a Dataset
+                or another iterable of batches, with targets or without, which are predicted batch by batch.
             method: "linearised" for outputs of the linearised network, or "sampled" for outputs of the network itself
                 at `samples` draws of the weights.
             link: How outputs become labels: "probit", "bridge", "bridge_normalised", "exact", "natural", "mean" or
@@ -604,9 +612,11 @@ class Laplace:
                 f"Laplace.predict was called on the class with a {type(self).__name__}; expected la.predict(x), where "
                 "la is what pw.fit returned."
             )
-        return predict(
+        asked = self._ready(one_input(x, inputs))
+        ask: Callable[..., Prediction] = predict_batches if isinstance(asked, Batches) else predict
+        return ask(
             self.state,
-            one_input(x, inputs),
+            asked,
             method=method,
             link=link,
             samples=samples,
@@ -660,9 +670,20 @@ class Laplace:
             >>> predictor(x[:5]).probs.shape
             torch.Size([5, 3])
         """
-        x = without_labels(self.model, one_input(x, inputs, "la.predictor"))
+        x = ready(self.model, self._in_order(one_input(x, inputs, "la.predictor")))
+        x = without_labels(self.model, x)
         options = PredictOptions.of(self.likelihood.asked(x), method, link, samples, joint, False, at)
         return Predictor(self.state, x, options, memory)
+
+    def _ready(self, x: Any) -> Any:
+        """Inputs that are asked about as tensors, or as batches of them; columns of frames in the order of the fit."""
+        if is_loader(x):
+            return input_batches(x, self.model)
+        return ready(self.model, self._in_order(x))
+
+    def _in_order(self, data: Any) -> Any:
+        """Data, or inputs, whose columns are in the order of the fit, where both have names."""
+        return data if self.schema is None else self.schema.in_order(data)
 
     def coverage(self) -> Coverage:
         """List for every parameter the rule and the approximation it got.
@@ -700,7 +721,7 @@ class Laplace:
             >>> isinstance(la.diagnose((x, y)), pw.Diagnosis)
             True
         """
-        return diagnose(self.state, train, memory, progress)
+        return diagnose(self.state, self._in_order(train), memory, progress)
 
     @entry_point
     def update(self, data: Data, *, memory: float | None = None, progress: bool = False) -> Laplace:
@@ -730,7 +751,7 @@ class Laplace:
             60
         """
         network = network_of(self.state, memory, progress)
-        state = update(self.state, data, network)
+        state = update(self.state, self._in_order(data), network)
         warn_of_rounding(state)
         return Laplace(state)
 
@@ -876,4 +897,4 @@ def validation_nll(
         >>> pw.validation_nll(la, (x, y)) > 0
         True
     """
-    return validation.validation_nll(la.state, data, {"memory": memory, **predict}, Progress(progress))
+    return validation.validation_nll(la.state, la._in_order(data), {"memory": memory, **predict}, Progress(progress))

@@ -97,10 +97,10 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     ),
     "label shape": (lambda: ask((x(), y()[:, None])), V, ("(10, 3)", "(10, 1)")),
     "lengths": (lambda: ask((x(), y()[:4])), V, ("10 inputs", "(4,)")),
-    "numpy": (lambda: ask((x().cpu().numpy(), y())), T, ("numpy", "torch.from_numpy")),
+    "words": (lambda: ask((x(), ["a"] * 10)), T, ("holds words", "pandas.factorize")),
     "one logit": (lambda: plain(regressor(), (numbers()[0], y().repeat(4))), V, ("one output", "binary")),
     "targets of numbers": (
-        lambda: pw.evaluate(regression(), (numbers()[0], numbers()[1][:, 0])),
+        lambda: pw.evaluate(regression(), (numbers()[0], numbers()[1].repeat(1, 2))),
         V,
         ("(40, 1)", "nothing is broadcast"),
     ),

@@ -91,8 +91,6 @@ REFUSED: dict[str, Row] = {
         r"\(5, 3, 4, 5\).*\(5, 5, 4\) do not fit",
     ),
     # yes or no
-    "binary: flat targets": (lambda: row(1), classes(2, 5), "binary", r"\(5, 1\).*\(5,\) differ"),
-    "binary: axis of targets": (scalar, classes(2, 5, 1), "binary", r"\(5,\).*\(5, 1\) differ"),
     "binary: class numbers": (row, classes(3, 5), "binary", r"\(5, 3\).*\(5,\) differ; expected equal shapes"),
     "binary: two": (row, changed(classes(2, 5, 3), 2), "binary", "target 2 was given; expected 0 or 1"),
     "binary: minus one": (row, changed(classes(2, 5, 3), -1), "binary", r"target -1.*Bernoulli\(ignore_index="),
@@ -104,8 +102,9 @@ REFUSED: dict[str, Row] = {
     # regression
     "regression: one column": (row, normal(5, 1), "regression", r"\(5, 3\).*\(5, 1\) differ.*nothing is broadcast"),
     "regression: one row": (row, normal(1, 3).expand(5, 1, 3), "regression", "differ"),
-    "regression: flat": (lambda: row(1), normal(5), "regression", r"\(5, 1\).*\(5,\) differ"),
-    "regression: axis of targets": (scalar, normal(5, 1), "regression", r"\(5,\).*\(5, 1\) differ"),
+    "regression: in a row": (lambda: row(1), normal(1, 5), "regression", "leading axes differ"),
+    "regression: too many": (lambda: row(1), normal(5, 2), "regression", r"\(5, 1\).*\(5, 2\) differ.*one output for"),
+    "regression: images in a row": (image, normal(5, 60), "regression", r"differ.*Give y\.reshape\(5, 3, 4, 5\)"),
     "regression: transposed image": (image, normal(5, 3, 5, 4), "regression", "differ"),
     "regression: integers": (row, classes(3, 5, 3), "regression", "int64; expected floating point"),
     "regression: NaN": (row, changed(normal(5, 3), NAN), "regression", "NaN or Inf"),
@@ -566,6 +565,17 @@ def test_one_logit_is_two_classes() -> None:
     binary, two = fitted(one, x, y, "binary", "full"), fitted(pair, x, y, "classification", "full")
     assert relative(curvature_of(binary), curvature_of(two)) < 1e-12
     assert relative(binary.log_evidence(), two.log_evidence().cpu()) < 1e-12
+
+
+@pytest.mark.parametrize("likelihood", ["regression", "binary", "count"])
+def test_one_target_for_one_output_needs_no_axis(likelihood: str) -> None:
+    """(N,) and (N, 1) are the same targets, and so are outputs with and without the axis; also in predictions."""
+    y = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    model, bare = row(1), scalar()
+    flat, column = (fitted(model, normal(5, 3), targets, likelihood) for targets in (y, y[:, None]))
+    assert torch.equal(flat.log_evidence(), column.log_evidence())
+    assert torch.equal(flat.predict(normal(5, 3)).log_prob(y), column.predict(normal(5, 3)).log_prob(y[:, None]))
+    assert torch.equal(*(fitted(bare, normal(5, 3), each, likelihood).log_evidence() for each in (y, y[:, None])))
 
 
 @pytest.mark.parametrize("likelihood", ["regression", "binary", "count", pw.Gaussian("residuals")], ids=str)

@@ -282,7 +282,6 @@ REFUSED: dict[str, tuple[Any, str, type[Exception], str]] = {
     "a number": (3, "classification", TypeError, "int"),
     "three in a batch": ([(normal(2, 4), classes(3, 2), 1)], "classification", TypeError, "tuple of 3"),
     "no labels": ([{"input": normal(2, 4)}], "classification", ValueError, "'labels'"),
-    "a list of labels": ([(normal(2, 4), [0, 1])], "classification", TypeError, "list; expected a tensor"),
     "no batch axis": ([(torch.tensor(1.0), torch.tensor(1))], "classification", ValueError, "leading axis"),
     "unknown likelihood": ((normal(2, 4), classes(3, 2)), "classifcation", ValueError, "did you mean 'classification'"),
 }

@@ -513,7 +513,7 @@ def test_targets_are_checked() -> None:
     with pytest.raises(ValueError, match="NaN"):
         pred.log_prob(torch.full((5, 3), math.nan))
     with pytest.raises(TypeError, match="expected a tensor"):
-        pred.log_prob([1.0] * 5)
+        pred.log_prob({"y": 1.0})
     labels = made(believed(0, (3,)), pw.Categorical())
     with pytest.raises(ValueError, match=r"outside 0\.\.2"):
         labels.log_prob(torch.tensor([0, 1, 2, 3, 0]))

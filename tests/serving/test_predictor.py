@@ -226,7 +226,7 @@ def test_a_changed_network_is_refused_when_asked() -> None:
     ("change", "words"),
     [
         (lambda x: x[0], r"are \(N\) float64; this predictor was made for \(N, 4\) float64.*x\[None\]"),
-        (lambda x: x.float(), r"\(N, 4\) float32"),
+        (lambda x: x.long(), r"\(N, 4\) int64"),
         (lambda x: (x, x), r"0: \(N, 4\) float64 and 1: \(N, 4\)"),
         (lambda x: x[:0], "no examples"),
         (lambda x: x[:, :3], r"\(N, 3\)"),

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 import peewit as pw
 from environment import DEVICE
@@ -207,10 +206,12 @@ DATA = [
     ),
     Row("one tensor", lambda w: w.fit(w.x), T, ("data is one tensor", "expected (inputs, targets)")),
     Row(
-        "nothing", lambda w: pw.fit(w.model, None, "classification"), T, ("data is a NoneType", "expected a DataLoader")
+        "nothing",
+        lambda w: pw.fit(w.model, None, "classification"),
+        T,
+        ("data is a NoneType", "expected a pair", "a DataLoader"),
     ),
     Row("a text", lambda w: w.fit("train"), T, ("the text 'train'", "expected (inputs, targets)")),
-    Row("a dataset", lambda w: w.fit(TensorDataset(w.x, w.y)), T, ("TensorDataset", "Wrap", "DataLoader")),
     Row(
         "one mapping",
         lambda w: w.fit({"input": w.x, "labels": w.y}),
@@ -218,31 +219,45 @@ DATA = [
         ("one mapping with keys ['input', 'labels']", "expected", "goes in as [data]"),
     ),
     Row("a mapping without labels", lambda w: w.fit([{"input": w.x}]), V, ("keys ['input']", "expected", "'labels'")),
-    Row("a list of two", lambda w: w.fit([w.x, w.y]), T, ("a list of 2", "expected", "Two tensors go in as (x, y)")),
+    Row("a list of two", lambda w: w.fit([w.x, w.y]), T, ("a list of 2", "expected", "go in as (x, y)")),
     Row("a tuple of three", lambda w: w.fit((w.x, w.x, w.y)), T, ("a tuple of 3", "several inputs as ((x1, x2), y)")),
     Row("three in a batch", lambda w: w.fit([(w.x, w.x, w.y)]), T, ("tuple of 3", "expected (x, y), ((x1, x2), y)")),
+    Row("one array", lambda w: w.fit(w.x.cpu().numpy()), T, ("one ndarray of shape (10, 4)", "go in as (x, y)")),
     Row(
-        "arrays",
-        lambda w: w.fit((w.x.cpu().numpy(), w.y.cpu().numpy())),
+        "a list of arrays",
+        lambda w: w.fit([w.x.cpu().numpy(), w.y.cpu().numpy()]),
         T,
-        ("data[0] is a numpy ndarray of shape (10, 4)", "expected a torch tensor", "torch.from_numpy"),
+        ("a list of 2, first a ndarray", "expected (inputs, targets)", "go in as (x, y)"),
     ),
-    Row("an array of targets", lambda w: w.fit((w.x, w.y.cpu().numpy())), T, ("data[1] is a numpy", "from_numpy")),
+    Row("lists alone", lambda w: w.fit(w.x.tolist()), T, ("lists of numbers", "expected (inputs, targets)", "(x, y)")),
     Row(
-        "arrays from a loader",
-        lambda w: w.fit(iter([(w.x.cpu().numpy(), w.y)])),
+        "targets apart",
+        lambda w: pw.fit(w.model, w.x, w.y, "classification"),
         T,
-        ("The input is a numpy ndarray", "expected a torch tensor", "torch.from_numpy"),
+        ("4 arguments", "fit(model, (x, y), l"),
     ),
     Row(
-        "an array among inputs",
-        lambda w: w.fit(iter([((w.x, w.x.cpu().numpy()), w.y)])),
+        "targets for a likelihood",
+        lambda w: pw.fit(w.model, w.x, w.y, likelihood="classification"),
         T,
-        ("The input[1] is a numpy ndarray", "torch.from_numpy"),
+        ("likelihood twice", "fit(model, (x, y), likelihood)"),
     ),
-    Row("lists", lambda w: w.fit((w.x.tolist(), w.y.tolist())), T, ("lists of numbers", "expected", "torch.tensor")),
-    Row("lists from a loader", lambda w: w.fit(iter([([[1.0] * 4], w.y[:1])])), T, ("got list", "torch.tensor")),
-    Row("a list of labels", lambda w: w.fit(iter([(w.x[:2], [0, 1])])), T, ("are a list", "expected a tensor")),
+    Row(
+        "targets of an evaluation",
+        lambda w: pw.evaluate(w.la, w.x, w.y),
+        T,
+        ("3 arguments", "evaluate(la_or_model, (x, y))"),
+    ),
+    Row(
+        "words for labels",
+        lambda w: w.fit((w.x, ["a", "b"] * 5)),
+        T,
+        ("holds words, such as 'a'", "pandas.factorize(y"),
+    ),
+    Row("rows of other lengths", lambda w: w.fit(([[1.0] * 4, [1.0]], [0, 1])), V, ("lengths [1, 4]", "in every row")),
+    Row(
+        "words from a loader", lambda w: w.fit([(w.x[:2], ("a", "b"))]), T, ("Targets are a tuple", "expected a tensor")
+    ),
     Row(
         "lengths that differ",
         lambda w: w.fit((w.x, w.y[:7])),

@@ -6,7 +6,6 @@ import copy
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import peewit as pw
 from mistakes import INF, NAN, Made, Row, T, V, World, apart, network
@@ -104,30 +103,6 @@ NETWORKS = [
         ("torch.int64", "weights are torch.float32", "x.to(torch.float32)"),
     ),
     Row(
-        "float64 into a float32 network",
-        lambda w: w.fit((w.x.double(), w.y)),
-        T,
-        ("torch.float64", "weights are torch.float32", "x.to(torch.float32)"),
-    ),
-    Row(
-        "float64, last layer",
-        lambda w: w.fit((w.x.double(), w.y), weights="last_layer"),
-        T,
-        ("torch.float64", "x.to(torch.float32)"),
-    ),
-    Row(
-        "float64, residuals",
-        lambda w: w.fit((w.x.double(), w.r), pw.Gaussian("residuals")),
-        T,
-        ("torch.float64", "x.to(torch.float32)"),
-    ),
-    Row(
-        "float64 in products",
-        lambda w: w.products((w.x.double(), w.y)).mv(torch.ones(w.D)),
-        T,
-        ("torch.float64", "x.to(torch.float32)"),
-    ),
-    Row(
         "float32 into a bfloat16 network",
         lambda w: w.fit(model=network().bfloat16()),
         T,
@@ -183,31 +158,19 @@ QUESTIONS = [
     ),
     Row("a width never seen", lambda w: w.la.predict(w.x[:, :3]), V, ("(10, 3)", "fitted on inputs of shape (N, 4)")),
     Row(
-        "float64 asked",
-        lambda w: w.la.predict(w.x.double()),
-        T,
-        ("torch.float64", "torch.float32", "x.to(torch.float32)"),
-    ),
-    Row(
         "integers asked",
         lambda w: w.la.functional(w.y[:, None].expand(10, 4)),
         T,
         ("torch.int64", "x.to(torch.float32)"),
     ),
+    Row("words asked", lambda w: w.la.predict(w.x.cpu().numpy().astype(str)), T, ("holds words", "expected numbers")),
     Row(
-        "an array asked",
-        lambda w: w.la.predict(w.x.cpu().numpy()),
+        "a number asked",
+        lambda w: w.la.predict(3),
         T,
-        ("x is a numpy ndarray", "expected a torch tensor", "from_numpy"),
+        ("x is a int", "expected a tensor, an array or a frame", "DataLoader"),
     ),
-    Row("a list asked", lambda w: w.la.predict(w.x.tolist()), T, ("x is a list", "expected a tensor", "torch.tensor")),
-    Row(
-        "a loader asked",
-        lambda w: w.la.predict(DataLoader(TensorDataset(w.x, w.y))),
-        T,
-        ("x is a DataLoader", "batch by batch"),
-    ),
-    Row("nothing asked", lambda w: w.la.predict(None), T, ("x is a NoneType", "expected a tensor")),
+    Row("nothing asked", lambda w: w.la.predict(None), T, ("no inputs", "expected la.predict(x)")),
     Row(
         "targets asked too",
         lambda w: w.la.predict((w.x, w.y)),

@@ -99,14 +99,14 @@ class Diagnosis:
 
 def find_sets(la: PosteriorState, data: Any) -> tuple[tuple[str, ...], ...]:
     """Sets of weights whose scale does not matter; none where one example at a time is no batch to norm."""
-    inputs, _ = Batches(data, la.weights.device).first()
+    inputs, _ = Batches(data, la.model).first()
     return () if count(inputs) < 2 else invariant_sets(la.model, data)
 
 
 def diagnose(la: PosteriorState, data: Any, memory: float | None, progress: bool) -> Diagnosis:
     """Look at the network's first batch for invariant sets, then pass over the data once."""
     network = network_of(la, memory, progress)  # refuses one that has changed
-    Batches(data, la.weights.device).refuse_one_shot("A diagnosis looks at the first batch twice")
+    Batches(data, la.model).refuse_one_shot("A diagnosis looks at the first batch twice")
     sets = la.prior.sets or find_sets(la, data)
     sums = examine(la, data, network if memory is not None else None, network.progress)
     if sums.examples != la.N:

@@ -15,7 +15,6 @@ from ..messages.names import resolve_name
 from ..network.batches import Batches
 from ..network.finite import Watch
 from ..network.isolation import isolated
-from ..network.modules import device_of
 from .constant import TRAINING, check_fit
 from .findings import Finding
 from .gradients import NUMBERS, ROWS
@@ -23,7 +22,7 @@ from .gradients import NUMBERS, ROWS
 
 def check_outputs(model: nn.Module, data: Any, likelihood: str | Likelihood, where: str = TRAINING) -> Finding | None:
     """The finding "fit" of a diagnosis, from some of the examples; None for data that a pass would use up."""
-    batches = Batches(data, device_of(model))
+    batches = Batches(data, model)
     if batches.one_shot:
         return None
     family: Likelihood = resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood)

@@ -116,7 +116,7 @@ def examine(la: PosteriorState, data: Any, network: Network | None = None, progr
     zeros = torch.zeros(la.D, dtype=torch.promote_types(la.weights.dtype, torch.float32), device=la.weights.device)
     squares = torch.zeros(groups.count, dtype=torch.float64, device="cpu")
     sums = GradientSums(gradient=zeros, weighted=zeros.clone(), squares=squares)
-    batches, watch = Batches(data, la.weights.device), Watch()
+    batches, watch = Batches(data, la.model), Watch()
     shown = progress.track(batches, len(batches), "gradients")
     with closing(progress), isolated(la.model, parameters):
         pieces = cut_batches(watch.count_batches(shown), len(batches), network)

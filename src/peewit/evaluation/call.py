@@ -108,8 +108,9 @@ def evaluate(
     options = EvaluationOptions.of(intervals, generator, predict, shift_examples)
     variations = [*variations_of(shifts, "shifts"), *variations_of(attacks, "attacks")]
     subject = Subject.of(la_or_model, likelihood, options.predict, memory)
-    unknown = unknown_sets(ood)
-    batches = Batches(test, subject.device, "test")
+    test, validation = subject.in_order(test), subject.in_order(validation)
+    unknown = {name: subject.in_order(data) for name, data in unknown_sets(ood).items()}
+    batches = Batches(test, subject.model, "test")
     bars, notes = Progress(progress), list[str]()
     with torch.random.fork_rng(devices=[]), closing(bars):  # a shuffled loader draws from the global generator
         first, targets = batches.first()
@@ -122,7 +123,7 @@ def evaluate(
         gallery = Gallery(limits=finite_range(first), columns=Columns(names=known))
         numbers = measure(subject, batches, methods, variations, options, bars, gallery)
         scores = {
-            name: gathering.gather_scores(data, subject.device, methods, bars, gallery, name)
+            name: gathering.gather_scores(data, subject.model, methods, bars, gallery, name)
             for name, data in unknown.items()
         }
         drawn = Resampling(numbers[0].examples, options.intervals, options.seed)
@@ -177,7 +178,7 @@ def measure(
     numbers = gathering.gather(batches, methods, makers, bars, gallery, share)
     for variation in variations:
         if variation.ready is not None:
-            gathering.gather_ready(variation, subject.device, methods, numbers, bars)
+            gathering.gather_ready(variation, subject.model, methods, numbers, bars)
     return numbers
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..messages.errors import ArgumentTypeError, PeewitError
+from ..messages.errors import PeewitError
 from ..metrics.positions import Positions
-from ..network.batches import Batches, split_batch
+from ..network.arrays import as_tensors, holds_numbers
+from ..network.batches import Batches, UnlabelledBatches, as_batches, split_batch
 from ..network.nests import Inputs, count, map_tensors, tensors
 from ..runtime.device import wait
 from ..runtime.progress import Progress
@@ -157,7 +158,7 @@ def measure_time(
 
 def gather_ready(
     variation: Variation,
-    device: torch.device,
+    model: nn.Module,
     methods: Sequence[Method],
     numbers: Sequence[MethodNumbers],
     progress: Progress,
@@ -168,7 +169,7 @@ def gather_ready(
     for strength in variation.strengths:
         what = f"{variation.kind}: {variation.name!r} at strength {strength:g}"
         positions_by_method: list[list[Positions]] = [[] for _ in methods]
-        batches = Batches(by_strength[strength], device, what)
+        batches = Batches(by_strength[strength], model, what)
         for inputs, targets in progress.track(batches, len(batches), what):
             for method, positions in zip(methods, positions_by_method, strict=True):
                 positions.append(method.predict(inputs).positions(targets, full=False))
@@ -180,11 +181,11 @@ def gather_ready(
 
 
 def gather_scores(
-    data: Any, device: torch.device, methods: Sequence[Method], progress: Progress, gallery: Gallery, name: str
+    data: Any, model: nn.Module, methods: Sequence[Method], progress: Progress, gallery: Gallery, name: str
 ) -> list[dict[str, Tensor]]:
     """The scores of all inputs of an unknown kind, by method: name -> (N,)."""
     numbers, seen, what = [MethodNumbers() for _ in methods], 0, f"ood: {name!r}"
-    batches = inputs_of(data, device, what)
+    batches = inputs_of(data, model, what)
     for inputs, _ in progress.track(batches, len(batches), what):
         for method, method_numbers in zip(methods, numbers, strict=True):
             scorer = method.predict(inputs)
@@ -196,39 +197,13 @@ def gather_scores(
     return [method_numbers.values() for method_numbers in numbers]
 
 
-class UnlabelledBatches:
-    """Batches without the labels that they may have."""
-
-    def __init__(self, data: Iterable[Any], what: str) -> None:
-        self.data = data
-        self.what = what
-
-    def __len__(self) -> int:
-        """As many as the data says."""
-        return len(self.data)  # type: ignore[arg-type]  # asked by `Batches`, which knows that it may fail
-
-    def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
-        """Inputs, each with a stand-in for the labels."""
-        for batch in self.data:
-            inputs = batch
-            if isinstance(batch, Mapping):
-                inputs = split_batch(batch)[0] if {"labels", "label", "targets", "target", "y"} & set(batch) else batch
-            elif isinstance(batch, list | tuple):
-                if len(batch) not in (1, 2):
-                    raise ArgumentTypeError(
-                        f"{self.what}: a batch is a {type(batch).__name__} of {len(batch)}; expected inputs, or "
-                        "(inputs, labels)."
-                    )
-                inputs = batch[0]
-            yield inputs, torch.zeros(count(inputs), device="cpu")
-
-
-def inputs_of(data: Any, device: torch.device, what: str) -> Batches:
+def inputs_of(data: Any, model: nn.Module, what: str) -> Batches:
     """Inputs with or without labels, in all forms that data have."""
-    if isinstance(data, Tensor):
-        return Batches((data, torch.zeros(count(data), device="cpu")), device, what)
-    pair = isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor) and bool(tensors(data[0]))
+    inputs = as_batches(data, 256)
+    inputs = as_tensors(inputs, what) if holds_numbers(inputs) else inputs
+    if isinstance(inputs, Tensor):
+        return Batches((inputs, torch.zeros(count(inputs), device="cpu")), model, what)
+    pair = isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[1], Tensor) and bool(tensors(inputs[0]))
     if pair:
-        return Batches((data[0], torch.zeros(count(data[0]), device="cpu")), device, what)
-    Batches(data, device)  # refuses what is no data
-    return Batches(UnlabelledBatches(data, what), device, what)
+        return Batches((inputs[0], torch.zeros(count(inputs[0]), device="cpu")), model, what)
+    return Batches(UnlabelledBatches(Batches(inputs, model).data, what), model, what)

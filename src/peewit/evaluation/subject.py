@@ -105,6 +105,11 @@ class Subject:
         form = likelihood.form(f, targets.to(f.device))
         return replace(self, form=form, likelihood=likelihood.bind(form))
 
+    def in_order(self, data: Any) -> Any:
+        """Data whose columns are in the order of the fit, where both have names."""
+        schema = None if self.la is None else self.la.schema
+        return data if schema is None else schema.in_order(data)
+
     def network(self) -> Networks:
         """The network as it is, with the noise of the likelihood."""
         return Networks(
@@ -153,7 +158,7 @@ class Subject:
         """The method of the subject, then baselines."""
         chosen = baseline_names(baselines, validation is not None, ensemble is not None, bool(dropouts(self.model)))
         temperature = cache(
-            lambda: fit_temperature(self.network(), Batches(validation, self.device, "validation"), bars)
+            lambda: fit_temperature(self.network(), Batches(validation, self.model, "validation"), bars)
         )
         plain = self.plain(None if validation is None else temperature) if chosen else self.network()
         if baselines == "auto" and self.borrows_noise:

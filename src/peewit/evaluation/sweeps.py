@@ -175,7 +175,7 @@ def sweep(
         seed=seed_of(generator, 32, fixed=0),
     )
     shared = SharedPredictions(
-        la=la.state, batches=validation_batches(validation, la.weights.device), options={"memory": memory}
+        la=la.state, batches=validation_batches(validation, la.model), options={"memory": memory}
     )
     with closing(Progress(progress)) as bars:
         tried = SEARCHES[method](lambda n, tau: score(la, shared, n, tau, metric), options)

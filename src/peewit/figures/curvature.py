@@ -92,7 +92,7 @@ def curvature_matrices(
     if not is_count(most):
         raise PeewitError(f"most={most!r} was given; expected a positive whole number of weights.")
     chosen, names, ends = pick_weights(la, most)
-    batches = Batches(data, la.weights.device)
+    batches = Batches(data, la.model)
     batches.refuse_one_shot("The figure passes over the data twice")
     network = network_of(la.state, memory)  # refuses a network that has changed
     on_device = chosen.to(la.weights.device)

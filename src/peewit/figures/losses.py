@@ -177,7 +177,7 @@ def landscape(
     b = a.clone() if dimensions == 2 else torch.zeros(1, dtype=torch.float64)
     where = torch.cartesian_prod(b, a).flip(1)[:, :dimensions]
     with closing(Progress(progress)) as bars:
-        network, batches = network_of(la.state, memory), Batches(data, la.weights.device)
+        network, batches = network_of(la.state, memory), Batches(data, la.model)
         passes = Passes(network, la.likelihood, batches, la.state.totals.form, bars)
         sums = sum_losses(la, passes, axes, where, examples)
     shape = (len(b), len(a))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
@@ -73,12 +73,12 @@ def check_grid(points: int, extend: float) -> None:
         raise PeewitError(f"extend={extend!r} was given; expected a share of the data's range, from 0 on.")
 
 
-def extent_of(data: Any, device: torch.device, features: int, progress: bool) -> DataExtent:
+def extent_of(data: Any, model: nn.Module, features: int, progress: bool) -> DataExtent:
     """Pass over the data once; refuse inputs with another number of features."""
     points: list[tuple[Tensor, Tensor]] = []
     ends: list[Tensor] = []
     like = None
-    batches = Batches(data, device)
+    batches = Batches(data, model)
     # A shuffled loader draws from the global generator.
     with torch.random.fork_rng(devices=[]), closing(Progress(progress)) as bars:
         for inputs, y in bars.track(batches, len(batches), "data"):
@@ -116,7 +116,7 @@ def band(
         raise PeewitError("The posterior predicts classes, which have no bands; use decision_map.")
     check_level(level)
     check_grid(points, extend)
-    extent = extent_of(data, la.weights.device, 1, progress)
+    extent = extent_of(data, la.model, 1, progress)
     low, high = (float(end) for end in extent.ends(extend))
     grid = torch.linspace(low, high, points, dtype=torch.float64)
     predicted = la.predict(extent.to_inputs(grid[:, None]), memory=memory)
@@ -232,7 +232,7 @@ def decisions(
     if family_of(la.likelihood).classes is None:
         raise PeewitError(f"The likelihood is {type(la.likelihood).__name__}; expected classification or binary.")
     check_grid(points, extend)
-    extent = extent_of(data, la.weights.device, 2, progress)
+    extent = extent_of(data, la.model, 2, progress)
     low, high = extent.ends(extend)
     a, b = (torch.linspace(float(low[i]), float(high[i]), points, dtype=torch.float64) for i in (0, 1))
     predicted = la.predict(extent.to_inputs(torch.cartesian_prod(b, a).flip(1)), memory=memory)

@@ -56,11 +56,24 @@ def usual_axis(dims: int) -> int | None:
     return dims - 2 if dims <= 3 else 0
 
 
+def hold_one_each(f: Tensor, y: Tensor) -> bool:
+    """Whether every example has one output and one target, as in (N, 1) and (N,): no doubt which belongs to which."""
+    return bool(f.dim() and y.dim()) and len(f) == len(y) == f.numel() == y.numel()
+
+
 def equal_form(f: Tensor, y: Tensor, what: str) -> Form:
-    """The form of outputs whose targets have exactly their shape: nothing is broadcast."""
-    if f.shape != y.shape:
+    """The form of outputs whose targets have their shape, or are one for each example: nothing is broadcast."""
+    if f.shape != y.shape and not hold_one_each(f, y):
+        turned = y.dim() == 2 and y.mT.shape == f.shape
+        todo = (
+            "Give y.T."
+            if turned
+            else f"Give y.reshape{tuple(f.shape)}."
+            if y.numel() == f.numel()
+            else ("The network needs one output for each target of an example.")
+        )
         raise PeewitError(
             f"{what}: outputs {tuple(f.shape)} and targets {tuple(y.shape)} differ; expected equal shapes "
-            "(nothing is broadcast)."
+            f"(nothing is broadcast). {todo}"
         )
     return Form(usual_axis(f.dim()), tuple(f.shape[1:]))

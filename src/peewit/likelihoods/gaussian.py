@@ -96,7 +96,7 @@ class Gaussian(WithNoise):
         return bool((ratios - 1).abs().max() < 1e-6)
 
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
-        """Targets have exactly the outputs' shape: nothing is broadcast."""
+        """Targets have the outputs' shape, or are one for each example: nothing is broadcast."""
         form = super().form(f, y, like)
         number = 1 if isinstance(self.noise, str) else self._values().numel()
         if number not in (1, form.outputs):
@@ -109,7 +109,10 @@ class Gaussian(WithNoise):
     def targets(self, y: Tensor, form: Form) -> Tensor:
         """(N, T, C)."""
         if not y.is_floating_point():
-            raise ArgumentTypeError(f"regression: targets have dtype {y.dtype}; expected floating point numbers.")
+            raise ArgumentTypeError(
+                f"regression: targets have dtype {y.dtype}; expected floating point numbers, such as y.float(), or "
+                "y.astype(float) of an array."
+            )
         return form.flatten(y)
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:

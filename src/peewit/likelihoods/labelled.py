@@ -10,7 +10,7 @@ from torch import Tensor
 from ..messages.errors import PeewitError
 from ..network.finite import InExample
 from .contract import Likelihood
-from .form import Form
+from .form import Form, hold_one_each
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Labelled:
         """From outputs (N, ...), of which only the shape matters, and targets (N, ...), which are not yet checked."""
         form = likelihood.form(f, targets, like)
         bound = likelihood.bind(form)
+        if not form.whole and hold_one_each(f, targets):
+            targets = targets.reshape(f.shape)
         return Labelled(bound, form, bound.targets(targets, form))
 
     def some(self, chosen: slice) -> Labelled:

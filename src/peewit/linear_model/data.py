@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
@@ -39,21 +39,21 @@ def room(memory: float | None, device: torch.device) -> int:
         return int(SHARE * UNKNOWN)
 
 
-def gather(data: Any, device: torch.device, memory: float | None) -> Examples:
+def gather(data: Any, model: nn.Module, memory: float | None) -> Examples:
     """Tensors and lists as they are; what may come in another order next time is copied, where it fits."""
-    batches = Batches(data, device)
+    batches = Batches(data, model)
     if batches.stored:
         return Examples(batches, True)
     left = room(memory, torch.device("cpu"))
     copies: list[Any] = []
     with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
-        for batch in batches.data:
+        for batch in batches.tensors():
             left -= sum(tensor.nbytes for tensor in tensors(batch))
             if left < 0:
                 break
             copies.append(map_tensors(_copy, batch))  # a reader may write the next batch over this one
         else:
-            return Examples(Batches(copies, device), True)
+            return Examples(Batches(copies, model), True)
     if batches.one_shot:
         raise PeewitError(
             "data is a one-shot iterator whose batches do not fit into the memory for them; the mode of the linear "

@@ -48,7 +48,7 @@ def open_solver(
     """A solver on the data, which starts where the posterior's last linear mode was, if it has one."""
     network = network_of(la, memory)
     device = la.weights.device
-    examples = gather(data, device, memory)
+    examples = gather(data, la.model, memory)
     bar = Progress(progress)
     passes = Passes(network, la.likelihood, examples.batches, la.totals.form, bar)
     e = torch.zeros_like(la.weights) if la.linear_mode is None else la.linear_mode.displacement.to(la.weights).clone()

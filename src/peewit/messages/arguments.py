@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .errors import ArgumentTypeError, PeewitError
 
-FORMS = "expected (inputs, targets) as a tuple of tensors, a DataLoader, or an iterable of such batches"
+FORMS = "expected (inputs, targets) as a tuple of tensors, arrays or frames, a DataLoader, or an iterable of batches"
 
 
 def is_array(value: Any) -> bool:
@@ -36,29 +36,12 @@ def describe_value(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def refuse_arrays(value: Any, what: str) -> None:
-    """Arrays are not converted silently: their dtype is seldom the network's."""
-    if is_array(value):
-        raise ArgumentTypeError(
-            f"{what} is a {type(value).__module__.partition('.')[0]} {type(value).__name__} of shape "
-            f"{tuple(getattr(value, 'shape', ()))}; expected a torch tensor. Convert it by torch.from_numpy, and "
-            "numbers in float64 to the network's dtype."
-        )
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            refuse_arrays(item, f"{what}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            refuse_arrays(item, f"{what}[{number}]")
-
-
 def refuse_inputs(x: Any) -> None:
     """What is asked about holds tensors."""
-    refuse_arrays(x, "x")
     if not isinstance(x, Tensor | Mapping | list | tuple) or only_numbers(x):
         raise ArgumentTypeError(
-            f"x is a {type(x).__name__}; expected a tensor with a leading axis of examples, or a tuple or mapping of "
-            "them, as the network takes. Convert lists by torch.tensor; go through a loader batch by batch."
+            f"x is a {type(x).__name__}; expected a tensor, an array or a frame with a leading axis of examples, a "
+            "tuple or mapping of tensors, as the network takes them, or a DataLoader."
         )
 
 
@@ -85,15 +68,19 @@ def refuse_data(data: Any) -> None:
         )
     if isinstance(data, str | bytes):
         raise ArgumentTypeError(f"data is the text {data!r}; {FORMS}.")
-    refuse_arrays(data, "data")
+    if is_array(data):
+        shape = tuple(getattr(data, "shape", ()))
+        raise ArgumentTypeError(
+            f"data is one {type(data).__name__} of shape {shape}; {FORMS}. Inputs and targets go in as (x, y)."
+        )
     if isinstance(data, list | tuple) and data:
-        if isinstance(data[0], Tensor):
+        if isinstance(data[0], Tensor) or is_array(data[0]):
             raise ArgumentTypeError(
-                f"data is a {type(data).__name__} of {len(data)}, first a Tensor; {FORMS}. "
-                "Two tensors go in as (x, y), several inputs as ((x1, x2), y)."
+                f"data is a {type(data).__name__} of {len(data)}, first a {type(data[0]).__name__}; {FORMS}. "
+                "Inputs and targets go in as (x, y), several inputs as ((x1, x2), y)."
             )
-        if only_numbers(data[0]):
-            raise ArgumentTypeError(f"data is made of lists of numbers; {FORMS}. Convert lists by torch.tensor.")
+        if only_numbers(data[0]) and not isinstance(data[0], tuple):
+            raise ArgumentTypeError(f"data is made of lists of numbers; {FORMS}. Inputs and targets go in as (x, y).")
 
 
 def is_count(number: Any) -> bool:

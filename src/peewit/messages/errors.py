@@ -23,10 +23,10 @@ class ArgumentTypeError(PeewitError, TypeError):
 
     Example:
         >>> try:
-        ...     la.predict([1.0, 2.0])
+        ...     la.predict("a text")
         ... except pw.ArgumentTypeError as error:
         ...     print(str(error).partition(";")[0])
-        x is a list
+        x is a str
     """
 
 

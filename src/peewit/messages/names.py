@@ -112,14 +112,34 @@ def spelled(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
     known = [name for name, each in parameters.items() if name != "self" and each.kind is not each.VAR_KEYWORD]
     takes_more = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     title = function.__qualname__.removesuffix(".__init__")
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    places = [name for name, each in parameters.items() if each.kind in by_place]
+    any_number = any(each.kind is each.VAR_POSITIONAL for each in parameters.values())
 
     @functools.wraps(function)
     def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+        if not any_number and (len(args) > len(places) or not kwargs.keys().isdisjoint(places[: len(args)])):
+            refuse_places(title, args, places, kwargs)
         options = [name for name, value in kwargs.items() if not takes_more or not hasattr(value, "shape")]
         check_options(options, known, title, ", ".join(known) or "none")
         return function(*args, **kwargs)
 
     return inner
+
+
+def refuse_places(title: str, args: Sequence[Any], places: Sequence[str], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments in more places than there are, or in the place of one that also came by name."""
+    named = [name for name in places if name != "self"]
+    values = args[len(places) - len(named) :]
+    arrays = [hasattr(each, "shape") for each in values]
+    apart = next((n for n in range(len(values) - 1) if arrays[n] and arrays[n + 1] and n < len(named)), None)
+    call = ", ".join(["(x, y)" if n == apart else name for n, name in enumerate(named)])
+    hint = "" if apart is None else f" Inputs and targets go in together: {title.rpartition('.')[2]}({call})."
+    twice = [name for name in named[: len(values)] if name in kwargs]
+    what = f"{', '.join(twice)} twice, by its place and by its name" if twice else f"{len(values)} arguments by place"
+    raise ArgumentTypeError(
+        f"{title}() was given {what}; it takes ({', '.join(named)}) by place, and all else by name.{hint}"
+    )
 
 
 def spelled_class(cls: Class) -> Class:

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from ..messages.arguments import is_array, refuse_arrays, refuse_data
+from ..messages.arguments import is_array, refuse_data
 from ..messages.errors import ArgumentTypeError, PeewitError
+from .arrays import as_pair, as_tensors, conversions, converted, holds_array, holds_numbers, is_frame
+from .modules import device_of
 from .nests import Inputs, Pair, count, have_same_form, join, map_tensors, take, tensors
 
 LABELS = ("labels", "label", "targets", "target", "y")  # under which a mapping has its targets
@@ -75,31 +77,44 @@ def split_batch(batch: Any) -> tuple[Inputs, Any]:
     )
 
 
-class Batches:
-    """Data as an iterable of `(inputs, targets)` on one device; a pair of tensors is cut into batches."""
+def as_batches(data: Any, batch_size: int) -> Any:
+    """Arrays, frames and lists as tensors, and datasets of single examples in batches; all else as it is."""
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+        return tuple(data.tensors)
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        return DataLoader(data, batch_size=batch_size)
+    return as_pair(split_batch(data) if isinstance(data, Pair) else data)
 
-    def __init__(self, data: Any, device: torch.device, name: str = "The data", batch_size: int = 256) -> None:
-        data = split_batch(data) if isinstance(data, Pair) else data
+
+class Batches:
+    """Data as an iterable of `(inputs, targets)` on one device; a pair of tensors is cut into batches.
+
+    `home` is the network that the inputs are for, whose device and dtype they get, or a device alone.
+    """
+
+    def __init__(
+        self, data: Any, home: nn.Module | torch.device, name: str = "The data", batch_size: int = 256
+    ) -> None:
+        self.arrays = isinstance(data, tuple) and len(data) == 2 and (holds_numbers(data[0]) or holds_array(data[0]))
+        data = as_batches(data, batch_size)
         self.data = data
-        self.device = device
+        self.home = home
+        self.device = device_of(home) if isinstance(home, nn.Module) else home
         self.name = name  # in messages
         self.batch_size = batch_size
         self.examples: int | None = None  # of a whole pass
         self.first_count = 0  # of examples in the first batch, once it came
+        self.changes: dict[Any, dict[torch.dtype, torch.dtype]] = {}  # of dtypes, by those that inputs have
         self.pair = (
             isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Tensor) and bool(tensors(data[0]))
         )
-        if self.pair:
-            refuse_arrays(data[0], "The input")
-        elif not isinstance(data, Tensor):
+        if not self.pair and not isinstance(data, Tensor):
             refuse_data(data)
         if not self.pair and not isinstance(data, Iterable):
             raise ArgumentTypeError(
-                f"data is a {type(data).__name__}; expected a DataLoader, an iterable of batches, or a pair of tensors "
-                "(inputs, targets). Wrap a dataset in torch.utils.data.DataLoader."
+                f"data is a {type(data).__name__}; expected a pair (inputs, targets) of tensors, arrays or frames, a "
+                "DataLoader, a Dataset, or an iterable of batches."
             )
-        if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-            raise ArgumentTypeError(f"data is a {type(data).__name__}; wrap it in torch.utils.data.DataLoader.")
         if isinstance(data, Tensor):
             raise ArgumentTypeError(
                 "data is one tensor; expected (inputs, targets), a DataLoader or an iterable of batches."
@@ -130,7 +145,7 @@ class Batches:
             if self.one_shot:
                 head = list(itertools.islice(self.data, 1))
                 self.data = itertools.chain(head, self.data)
-                source = Batches(head, self.device, self.name)
+                source = Batches(head, self.home, self.name)
             return next(iter(source))
 
     def __len__(self) -> int:
@@ -150,19 +165,18 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
         """Batches, moved to the device; at least one, of at least one example."""
         seen = 0
-        for batch in self._raw():
+        for batch, arrays in self._raw():
             inputs, targets = split_batch(batch)
-            number = count(inputs)
-            refuse_arrays(inputs, "The input")
             if not isinstance(targets, Tensor):
-                how = "torch.from_numpy" if is_array(targets) else "torch.tensor"
                 raise ArgumentTypeError(
-                    f"Targets are a {type(targets).__name__}; expected a tensor with one entry per example, by {how}."
+                    f"Targets are a {type(targets).__name__}; expected a tensor, an array or a list of numbers, with "
+                    "one entry per example."
                 )
+            number = count(inputs)
             self._refuse_lengths(number, targets, "A batch")
             self.first_count = self.first_count or number
             if number:
-                yield map_tensors(self._move, inputs), self._move(targets)
+                yield self._in_dtype(map_tensors(self._move, inputs), arrays), self._move(targets)
             seen += number
         if self.examples is not None and self.examples != seen:
             raise PeewitError(
@@ -184,21 +198,89 @@ class Batches:
                 "as (x[None], y[None]), a list of examples by a DataLoader."
             )
 
-    def _raw(self) -> Iterator[Any]:
+    def tensors(self) -> Iterator[Any]:
+        """Batches as they come, with tensors in place of arrays."""
+        for batch in self.data:
+            yield batch_of_tensors(batch)
+
+    def _raw(self) -> Iterator[tuple[Any, bool]]:
+        """Batches with tensors in place of arrays, and whether inputs were arrays."""
         if not self.pair:
-            yield from self.data
+            for batch in self.data:
+                yield batch_of_tensors(batch), holds_array(batch)
             return
         inputs, targets = self.data
         total = count(inputs)
         self._refuse_lengths(total, targets, "data")
         for start in range(0, total, self.batch_size):
             examples = slice(start, start + self.batch_size)
-            yield take(inputs, examples), targets[examples]
+            yield (take(inputs, examples), targets[examples]), self.arrays
+
+    def _in_dtype(self, inputs: Inputs, arrays: bool) -> Inputs:
+        """Inputs in a dtype that the network takes, where it does not take them in theirs."""
+        if not isinstance(self.home, nn.Module) or not count(inputs):
+            return inputs
+        given = tuple(tensor.dtype for tensor in tensors(inputs))
+        if given not in self.changes:
+            self.changes[given] = conversions(self.home, inputs, arrays)
+        return converted(inputs, self.changes[given])
 
     def _move(self, tensor: Tensor) -> Tensor:
         moved = tensor.to(self.device)
         # Tensors made under inference_mode cannot take part in a graph; a copy can.
         return moved.clone() if moved.is_inference() else moved
+
+
+class UnlabelledBatches:
+    """Batches of inputs, from batches that may have labels."""
+
+    def __init__(self, data: Iterable[Any], what: str) -> None:
+        self.data = data
+        self.what = what
+
+    def __len__(self) -> int:
+        """As many as the data says."""
+        return len(self.data)  # type: ignore[arg-type]  # asked by `Batches`, which knows that it may fail
+
+    def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
+        """Inputs, each with a stand-in for the labels."""
+        for batch in self.data:
+            inputs = batch
+            if isinstance(batch, Mapping):
+                inputs = split_batch(batch)[0] if set(LABELS) & set(batch) else batch
+            elif isinstance(batch, list | tuple):
+                if len(batch) not in (1, 2):
+                    raise ArgumentTypeError(
+                        f"{self.what}: a batch is a {type(batch).__name__} of {len(batch)}; expected inputs, or "
+                        "(inputs, labels)."
+                    )
+                inputs = batch[0]
+            inputs = as_tensors(inputs, self.what)
+            yield inputs, torch.zeros(count(inputs), device="cpu")
+
+
+def is_loader(x: Any) -> bool:
+    """Whether what is asked about comes in batches, as from a DataLoader or a dataset, and is no nest of tensors."""
+    nest = isinstance(x, Tensor | Mapping | list | tuple | str | bytes) or is_array(x) or is_frame(x)
+    return isinstance(x, Iterable | Dataset) and not nest
+
+
+def input_batches(x: Any, model: nn.Module) -> Batches:
+    """The inputs of a DataLoader, a dataset or another iterable of batches, with labels or without."""
+    examples = isinstance(x, Dataset) and not isinstance(x, IterableDataset)
+    return Batches(UnlabelledBatches(DataLoader(x, batch_size=256) if examples else x, "x"), model, "x")
+
+
+def batch_of_tensors(batch: Any) -> Any:
+    """A batch with tensors in place of arrays and of lists of numbers; the very same where it has none."""
+    if isinstance(batch, Mapping) or hasattr(batch, "_fields"):
+        return as_tensors(batch, "The batch") if holds_array(batch) else batch
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        return batch
+    x, y = batch
+    if isinstance(y, Tensor) and not holds_array(x) and not holds_numbers(x):
+        return batch
+    return as_tensors(x, "x"), as_tensors(y, "y")
 
 
 def merge_batches(

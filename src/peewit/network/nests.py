@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import torch.utils.checkpoint
 from torch import Tensor
 
-from ..messages.arguments import only_numbers, refuse_arrays
 from ..messages.errors import ArgumentTypeError, PeewitError
 
 # A tensor, or tuples, lists and mappings of tensors: whatever the network takes.
@@ -67,11 +66,9 @@ def count(inputs: Inputs) -> int:
     """N: the length of the leading axis, which all tensors must share."""
     sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors(inputs)}
     if not sizes:
-        refuse_arrays(inputs, "The input")
-        hint = " Convert lists of numbers by torch.tensor." if only_numbers(inputs) else ""
         raise ArgumentTypeError(
             f"A batch holds no tensor: got {type(inputs).__name__}; expected a tensor or a nest of tensors, with a "
-            f"leading axis of examples.{hint}"
+            "leading axis of examples."
         )
     if len(sizes) > 1 or None in sizes:
         shapes = [tuple(tensor.shape) for tensor in tensors(inputs)]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 from ..messages.errors import PeewitError
+from ..network.arrays import frame_names, in_order
 from ..network.scaling import Scaling
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """Names by which the command line matches new data with the data of the fit, and the scaling of its columns."""
+    """Names by which new data are matched with the data of the fit, and the scaling of its columns."""
 
     columns: tuple[str, ...] = ()  # all columns of a table in its order; without a header "0", "1", ...
     targets: tuple[str, ...] = ()  # those of the columns that are targets
@@ -27,6 +30,25 @@ class Schema:
             raise PeewitError(f"the targets {self.targets[:12]} are not some of the columns {self.columns[:12]}")
         if not set(self.named_inputs) <= set(self.columns) - set(self.targets):
             raise PeewitError(f"the inputs {self.named_inputs[:12]} are not some of the columns beside the targets")
+
+    @staticmethod
+    def of_frames(data: Any) -> Schema | None:
+        """That of a pair whose inputs are a data frame; None where columns have no names."""
+        names = frame_names(data[0]) if isinstance(data, tuple) and len(data) == 2 else ()
+        if not names:
+            return None
+        given = frame_names(data[1]) or (getattr(data[1], "name", None),)
+        known = all(isinstance(name, str) and name not in names for name in given)
+        targets = (
+            tuple(map(str, given))
+            if known
+            else (next(f"target{'_' * n}" for n in count() if f"target{'_' * n}" not in names),)
+        )
+        return Schema(columns=(*names, *targets), targets=targets, header=True)
+
+    def in_order(self, data: Any) -> Any:
+        """Data, or inputs, in which the columns of a frame are in the order of the fit, where both have names."""
+        return in_order(data, self.inputs) if self.header else data
 
     @property
     def inputs(self) -> tuple[str, ...]:

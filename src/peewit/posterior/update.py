@@ -34,12 +34,11 @@ OLD_BASES = "later data measured along the eigenvectors of the first"
 
 def update(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
     """Measure more data and add it: labels are drawn, and unused weights told, as in one fit to all of it."""
-    device = device_of(la.model)
     learner = Learner(replace(la.knowledge, used={}))  # which weights later data use is asked anew
     task = MeasurementTask(
         model=la.model,
         space=la.asked,
-        data=Batches(data, device),
+        data=Batches(data, la.model),
         likelihood=la.likelihood,
         kind=la.curvature_kind,
         budget=network.budget,

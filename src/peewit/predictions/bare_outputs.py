@@ -67,6 +67,9 @@ class Outputs(Prediction):
         """Raise a PeewitError: the distribution of y is unknown; use `mean`, `epistemic` and `covariance`."""
         self._refuse("sample")
 
+    def _columns(self, level: float) -> dict[str, Tensor]:
+        return {"mean": self.mean, "std": self.epistemic.sqrt(), "epistemic": self.epistemic}
+
     def _lines(self) -> list[str]:
         return [
             f"mean of the outputs {format_values(self.belief.mean)}",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..messages.arguments import check_generator
 from ..messages.errors import PeewitError
+from ..network.batches import Batches
 from ..network.nests import Inputs
 from ..posterior.linear_mode import At
 from ..posterior.network import TooManyOutputs, network_of
@@ -14,6 +17,7 @@ from ..posterior.state import PosteriorState
 from ..runtime.random import drawing, seed_of
 from . import covariance, means, samples
 from .covariance import Functional
+from .predict import each_batch
 
 
 def functional(
@@ -40,6 +44,17 @@ def functional(
         many.refuse(joint, create_graph, "Use functional_samples, which is jointly right at any size.")
         gaussian = samples.sampled_functional(network, la, x, seed_of(generator, 31), variance_only)
     return gaussian if shift is None else gaussian._replace(mean=means.linear(network, x, shift, create_graph))
+
+
+def functional_batches(
+    la: PosteriorState, batches: Batches, *, joint: bool, progress: bool, **options: Any
+) -> Functional:
+    """The same for the inputs of all batches, put together."""
+    parts = [
+        functional(la, inputs, joint=joint, progress=False, **options)
+        for inputs in each_batch(batches, joint, progress)
+    ]
+    return Functional(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def functional_samples(

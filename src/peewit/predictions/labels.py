@@ -35,6 +35,10 @@ class Labels(Prediction):
     def _restore(self, flat: Tensor) -> Tensor:
         """Numbers of each label, in the shape of the targets."""
 
+    def _columns(self, level: float) -> dict[str, Tensor]:
+        names = ("mode", "probs", "entropy", "epistemic", "aleatoric")
+        return {"predicted" if name == "mode" else name: getattr(self, name) for name in names}
+
     @property
     def entropy(self) -> Tensor:
         """In the targets' shape: of each label, in nats; `aleatoric + epistemic`."""

@@ -36,6 +36,7 @@ class Mixture(Numbers):
             unlike the training data.
         aleatoric: Variance of the noise (N, ...), averaged over the distribution of the outputs.
         variance: Variance of a new observation (N, ...): `epistemic + aleatoric`.
+        std: Standard deviation of a new observation (N, ...): the root of `variance`.
         output_mean: Mean of the network's outputs (N, ...).
         output_variance: Variance of the network's outputs (N, ...), from not knowing the weights.
         covariance: Covariance of the network's outputs (N, *positions, C, C); (N, F, N, F) over all inputs and their F

@@ -57,6 +57,16 @@ class Numbers(Prediction):
         """(N, ...): of a new observation, `epistemic + aleatoric`."""
         return self._restore(self._moments.epistemic + self._moments.aleatoric)
 
+    @property
+    def std(self) -> Tensor:
+        """(N, ...): the standard deviation of a new observation, the root of `variance`."""
+        return self.variance.sqrt()
+
+    def _columns(self, level: float) -> dict[str, Tensor]:
+        low, high = self.interval(level)
+        ends = {"lower": low, "upper": high}
+        return {"mean": self.mean, "std": self.std, **ends, "epistemic": self.epistemic, "aleatoric": self.aleatoric}
+
     def _lines(self) -> list[str]:
         mean, epistemic, aleatoric = self._moments
         deviation = (epistemic + aleatoric).sqrt()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from ..jacobians.output_layer import spread
 from ..likelihoods import Form
 from ..messages.arguments import check_generator
+from ..messages.errors import PeewitError
 from ..runtime.memory import Budget
 from . import links
 
@@ -226,3 +227,25 @@ class Samples(Belief):
         device = self.values.device if generator is None else generator.device
         picked = torch.randint(len(self.values), (n,), generator=generator, device=device)
         return self.values[picked.to(self.values.device)]
+
+
+def join_beliefs(beliefs: Sequence[Belief]) -> Belief:
+    """The beliefs about the inputs of several batches as one."""
+    first = beliefs[0]
+    shapes = list(dict.fromkeys(belief.form.shape for belief in beliefs))
+    if len(shapes) > 1:
+        raise PeewitError(
+            f"An example's outputs have shape {shapes[0]} in one batch and {shapes[1]} in another; expected one shape, "
+            "since all go into one prediction. Predict batch by batch, or pad the inputs to one length."
+        )
+    if len(beliefs) == 1:
+        return first
+    if isinstance(first, Samples):
+        return replace(first, values=torch.cat([each.values for each in beliefs if isinstance(each, Samples)], 1))
+    assert isinstance(first, GaussianOutputs)
+    centre = torch.cat([belief.mean for belief in beliefs])
+    blocks, factor, deviation = (
+        None if getattr(first, name) is None else torch.cat([getattr(belief, name) for belief in beliefs])
+        for name in ("blocks", "factor", "deviation")
+    )
+    return replace(first, centre=centre, blocks=blocks, factor=factor, deviation=deviation)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..likelihoods import Form
+from ..likelihoods import Form, Likelihood
 from ..messages.arguments import check_generator
 from ..messages.names import spelled
-from ..network.batches import without_labels
-from ..network.nests import Inputs
+from ..network.batches import Batches, without_labels
+from ..network.nests import Inputs, join
 from ..posterior.linear_mode import At
 from ..posterior.network import Network, TooManyOutputs, network_of
+from ..runtime.progress import Progress
 from ..runtime.random import DEFAULT_SEED, seed_of
 from . import covariance, means, samples
 from .families import LinkName, make_prediction
 from .options import PredictMethod, PredictOptions
-from .outputs import Belief, GaussianOutputs, Samples
+from .outputs import Belief, GaussianOutputs, Samples, join_beliefs
 from .prediction import Prediction
 
 if TYPE_CHECKING:
@@ -47,10 +49,65 @@ def predict(
     likelihood = la.likelihood.asked(x)
     options = PredictOptions.of(likelihood, method, link, samples, joint, create_graph, at)
     check_generator(generator)
+    belief = belief_about(la, network_of(la, memory, progress, quickly=True), x, options, generator)
+    return predicted(belief, likelihood, options)
+
+
+def belief_about(
+    la: PosteriorState, network: Network, x: Inputs, options: PredictOptions, generator: torch.Generator | None
+) -> Belief:
+    """The belief about the outputs, by the method that was asked for."""
     with torch.set_grad_enabled(options.create_graph):
         ask: Callable[..., Belief] = sampled_belief if options.method == "sampled" else linearised_belief
-        belief = ask(la, network_of(la, memory, progress, quickly=True), x, options, generator)
+        return ask(la, network, x, options, generator)
+
+
+def predicted(belief: Belief, likelihood: Likelihood, options: PredictOptions) -> Prediction:
+    """The prediction that is made of a belief."""
+    with torch.set_grad_enabled(options.create_graph):
         return make_prediction(belief, likelihood, options.link)
+
+
+@spelled
+def predict_batches(
+    la: PosteriorState,
+    batches: Batches,
+    *,
+    memory: float | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+    method: PredictMethod = "linearised",
+    link: LinkName | None = None,
+    samples: int | None = None,
+    joint: bool = False,
+    create_graph: bool = False,
+    at: At = "trained_weights",
+) -> Prediction:
+    """One prediction for the inputs of all batches: beliefs about them, one after the other, put together."""
+    likelihood = la.likelihood
+    options = PredictOptions.of(likelihood, method, link, samples, joint, create_graph, at)
+    check_generator(generator)
+    seed = None if generator is None else seed_of(generator, 62)  # each batch sees the same draws
+    network, beliefs = network_of(la, memory, quickly=True), list[Belief]()
+    for inputs in each_batch(batches, joint, progress):
+        x = without_labels(la.model, inputs)
+        if not beliefs:
+            likelihood = la.likelihood.asked(x)
+            options = PredictOptions.of(likelihood, method, link, samples, joint, create_graph, at)
+        again = None if seed is None else torch.Generator(la.weights.device).manual_seed(seed)
+        beliefs.append(belief_about(la, network, x, options, again))
+    return predicted(join_beliefs(beliefs), likelihood, options)
+
+
+def each_batch(batches: Batches, joint: bool, progress: bool) -> Iterator[Inputs]:
+    """The inputs batch by batch, or all of them at once where they belong together."""
+    bars = Progress(progress)
+    with torch.random.fork_rng(devices=[]), closing(bars):  # a shuffled loader draws from the global generator
+        inputs = (inputs for inputs, _ in bars.track(batches, len(batches), "batches"))
+        if joint:
+            yield join(list(inputs))
+        else:
+            yield from inputs
 
 
 def linearised_belief(

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..likelihoods import Form, Labelled, Likelihood
 from ..messages.arguments import check_generator
-from ..messages.errors import ArgumentTypeError, PeewitError
+from ..messages.errors import ArgumentTypeError, MissingPackageError, PeewitError
+from ..network.arrays import as_tensors
 from .outputs import Belief, GaussianOutputs
 from .steady import steady
 
@@ -182,6 +184,70 @@ class Prediction(ABC):
         positions = () if form.axis is None else form.shape[: form.axis] + form.shape[form.axis + 1 :]
         return cov.reshape(cov.shape[0], *positions, *cov.shape[-2:])
 
+    # In other libraries' words
+
+    def numpy(self, level: float = 0.95) -> dict[str, NDArray[Any]]:
+        """Give everything there is to say about the inputs as numpy arrays, by name.
+
+        Args:
+            level: The probability of the intervals of numbers, strictly between 0 and 1.
+
+        Returns:
+            Arrays (N, ...) on the CPU: for labels "predicted", "probs", "entropy", "epistemic" and "aleatoric"; for
+            numbers "mean", "std", "lower", "upper", "epistemic" and "aleatoric", of which `pw.Outputs` has "mean",
+            "std" and "epistemic".
+
+        Raises:
+            PeewitError: `level` is not between 0 and 1, or `pw.Mixture` has a likelihood whose distribution function
+                torch does not know.
+
+        Example:
+            >>> arrays = line.predict(t).numpy()
+            >>> arrays["mean"].shape, bool((arrays["lower"] < arrays["upper"]).all())
+            ((40, 1), True)
+        """
+        columns = self._columns(check_level(level))
+        return {name: tensor.detach().cpu().numpy() for name, tensor in columns.items()}
+
+    def to_pandas(self, level: float = 0.95, index: Any = None) -> Any:
+        """Give one row per input, as a data frame of pandas; polars takes it by `polars.from_pandas`.
+
+        Args:
+            level: As in `numpy`.
+            index: Labels of the rows, such as `x.index` of the frame that was predicted. None for 0 to N - 1.
+
+        Returns:
+            A `pandas.DataFrame` with the columns that `numpy` names; several outputs are numbered, such as "mean_0",
+            and so are the probabilities of classes, "probs_0".
+
+        Raises:
+            PeewitError: The outputs have positions (pixels, tokens), which rows cannot hold, or as for `numpy`.
+            MissingPackageError: pandas is not installed.
+
+        Example:
+            >>> list(line.predict(t).to_pandas().columns)
+            ['mean', 'std', 'lower', 'upper', 'epistemic', 'aleatoric']
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingPackageError("to_pandas needs pandas, which is not installed: pip install pandas") from error
+        cells: dict[str, Any] = {}
+        for name, array in self.numpy(level).items():
+            if array.ndim > 2:
+                raise PeewitError(
+                    f"{name} has shape {array.shape}: outputs have positions (pixels, tokens), which rows cannot hold; "
+                    "use .numpy()."
+                )
+            flat = array.reshape(len(array), -1)
+            numbered = [f"{name}_{number}" for number in range(flat.shape[1])]
+            cells |= dict(zip([name] if flat.shape[1] == 1 else numbered, flat.T, strict=True))
+        return pandas.DataFrame(cells, index=index)
+
+    @abstractmethod
+    def _columns(self, level: float) -> dict[str, Tensor]:
+        """What `numpy` names."""
+
     def __len__(self) -> int:
         """N."""
         return int(self.belief.mean.shape[0])
@@ -197,8 +263,9 @@ class Prediction(ABC):
 
     def _targets(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Targets in flat form, (N, T) or (N, T, C), and which positions count, (N, T, 1)."""
+        y = as_tensors(y, "y")
         if not isinstance(y, Tensor):
-            raise ArgumentTypeError(f"y is a {type(y).__name__}; expected a tensor of targets.")
+            raise ArgumentTypeError(f"y is a {type(y).__name__}; expected a tensor or an array of targets.")
         if y.dim() == 0 or y.shape[0] != len(self):
             raise PeewitError(f"y has shape {tuple(y.shape)} for predictions at {len(self)} inputs; expected one each.")
         y = y.clone() if y.is_inference() else y

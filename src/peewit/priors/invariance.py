@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..network.batches import Batches
 from ..network.isolation import entry_point, isolated
-from ..network.modules import device_of, unwrap
+from ..network.modules import unwrap
 from ..network.nests import count, take
 from .rescaling import FAINTEST, TOLERANCE, Names, RescaledNetwork, batch_statistics, root_mean_square
 
@@ -30,7 +30,7 @@ def invariant_sets(model: nn.Module, data: Any) -> tuple[Names, ...]:
     found counts: modules, then single tensors, then unions of both.
     """
     model = unwrap(model)
-    inputs = Batches(data, device_of(model)).first()[0]
+    inputs = Batches(data, model).first()[0]
     inputs = take(inputs, slice(0, min(count(inputs), EXAMPLES)))
     with isolated(model), batch_statistics(model), torch.no_grad():
         network = RescaledNetwork.of(model, inputs)

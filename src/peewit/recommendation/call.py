@@ -144,8 +144,7 @@ def task_of(
     """What recipes are tried on; refuses what none of them could use."""
     family: Likelihood = resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
     unknown = unknown_sets(ood)
-    device = device_of(model)
-    Batches(train, device, "train").refuse_one_shot(EVERY)
+    Batches(train, model, "train").refuse_one_shot(EVERY)
     for name, data in unknown.items():
         if hasattr(data, "__next__"):
             raise PeewitError(
@@ -160,8 +159,8 @@ def task_of(
             tuning, known = known.halves(seed)
     if isinstance(likelihood, str) and likelihood == "regression":  # a plain network's noise is that of its residuals
         with contextlib.suppress(PeewitError):  # where there are none, it keeps the likelihood's own
-            family = gaussian_of_residuals(model, Batches(train, device, "train"))
-    plain = Subject.of(model, family, {}, memory).with_form(*Batches(known.batches, device, "known").first())
+            family = gaussian_of_residuals(model, Batches(train, model, "train"))
+    plain = Subject.of(model, family, {}, memory).with_form(*Batches(known.batches, model, "known").first())
     return RecipeTask(
         model=model,
         train=train,

@@ -212,13 +212,13 @@ def score_if_possible(task: RecipeTask, attempt: Attempt) -> Attempt:
 def score(task: RecipeTask, attempt: Attempt) -> Attempt:
     """With the numbers of the known examples, and the scores of unknown inputs."""
     assert attempt.method is not None
-    methods, device = [attempt.method], task.plain.device
-    batches = Batches(task.known.batches, device, "known")
+    methods = [attempt.method]
+    batches = Batches(task.known.batches, task.plain.model, "known")
     gallery = Gallery(limits=InputRange(0.0, 1.0))
     (numbers,) = gathering.gather(batches, methods, {}, QUIET, gallery, 1.0)
     numbers.batches = [replace(batch, probs=None, labels=None) for batch in numbers.batches]
     unknown = {
-        name: gathering.gather_scores(data, device, methods, QUIET, gallery, name)[0]
+        name: gathering.gather_scores(data, task.plain.model, methods, QUIET, gallery, name)[0]
         for name, data in task.unknown.items()
     }
     attempt = replace(attempt, numbers=numbers, unknown=unknown)
@@ -255,7 +255,7 @@ def nll(attempt: Attempt) -> float:
 
 def time_plain_pass(task: RecipeTask, clock: Clock, batches_timed: int) -> float:
     """Seconds of a pass of the plain network over the training data, from its first batches."""
-    batches = Batches(task.train, task.plain.device, "train")
+    batches = Batches(task.train, task.plain.model, "train")
     plain, began, timed = task.plain.network(), clock(), 0
     for inputs, _ in batches:
         plain.outputs(inputs)

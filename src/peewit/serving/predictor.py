@@ -9,6 +9,7 @@ import torch
 
 from ..messages.arguments import one_input, refuse_inputs
 from ..messages.errors import MismatchError, PeewitError
+from ..network.arrays import ready as as_ready
 from ..network.batches import without_labels
 from ..network.isolation import entry_point, outside_caller_modes
 from ..network.nests import Inputs, count, map_tensors
@@ -99,6 +100,9 @@ class Predictor:
             x = without_labels(self._state.model, x)
         if isinstance(x, Mapping) and self._names:
             x = {**{name: x[name] for name in self._names if name in x}, **x}
+        if signature(x) != self._signature:
+            schema = self._state.schema
+            x = as_ready(self._state.model, x if schema is None else schema.in_order(x))
         if signature(x) != self._signature:
             refuse_inputs(x)
             raise MismatchError(

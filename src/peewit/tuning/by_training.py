@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..likelihoods import WithNoise
 from ..linear_model.find import STEPS as SEARCH_STEPS
@@ -63,7 +63,7 @@ def by_training(la: PosteriorState, settings: TuningSettings, start: Prior | Num
     trace = replace(tuned.trace, method="training")
     if not settings.prior:
         return replace(tuned, trace=trace)
-    pieces = spread(settings.train, tuned.N, tuned.weights.device)
+    pieces = spread(settings.train, tuned.N, tuned.model)
     if isinstance(tuned.likelihood, WithNoise):
         for text in noise_beyond_targets(tuned, torch.cat([targets for _, targets in pieces])):
             trace = trace.with_warning(text)
@@ -80,7 +80,7 @@ def raise_precision(
         return replace(tuned, trace=trace.with_warning(UNCHECKED))
     shared = SharedPredictions(
         la=tuned,
-        batches=Batches(pieces, tuned.weights.device, "The training data"),
+        batches=Batches(pieces, tuned.model, "The training data"),
         options={**settings.predict, "memory": passing.memory},
         progress=Progress(passing.progress),
     )
@@ -135,9 +135,9 @@ class PrecisionSearch:
         return math.exp(high)
 
 
-def spread(data: Any, examples: int, device: torch.device) -> list[tuple[Inputs, Tensor]]:
+def spread(data: Any, examples: int, model: nn.Module) -> list[tuple[Inputs, Tensor]]:
     """Some of the training examples, spread evenly over them: batches of a class each are no matter."""
-    batches, step = Batches(data, device, "The training data"), -(-examples // EXAMPLES)
+    batches, step = Batches(data, model, "The training data"), -(-examples // EXAMPLES)
 
     def chosen() -> Iterator[tuple[Inputs, Tensor]]:
         seen = 0

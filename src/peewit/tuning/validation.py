@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..messages.errors import PeewitError
 from ..messages.names import check_options
@@ -34,7 +33,7 @@ def validation_nll(la: PosteriorState, data: Any, options: Mapping[str, Any], pr
     """The mean negative log probability per example of the predictive, over all batches of `data`."""
     others = ", ".join(name for name in PREDICT if name not in ("memory", "progress"))
     check_options(options, PREDICT, "validation_nll", f"memory, progress and the options of la.predict: {others}")
-    batches = Batches(data, la.weights.device, "The validation data")
+    batches = Batches(data, la.model, "The validation data")
     return mean(read_predictions(la, batches, options, summed_nll, progress))
 
 
@@ -80,7 +79,7 @@ def mean(sums: Sequence[tuple[float, int]]) -> float:
 
 def shared_predictions(la: PosteriorState, settings: TuningSettings) -> SharedPredictions:
     """Those that `tune` scores."""
-    batches, passing = validation_batches(settings.validation, la.weights.device), settings.passing
+    batches, passing = validation_batches(settings.validation, la.model), settings.passing
     return SharedPredictions(
         la=la,
         batches=batches,
@@ -89,14 +88,14 @@ def shared_predictions(la: PosteriorState, settings: TuningSettings) -> SharedPr
     )
 
 
-def validation_batches(data: Any, device: torch.device) -> Batches:
+def validation_batches(data: Any, model: nn.Module) -> Batches:
     """Validation data, which is passed over once per score."""
     if data is None:
         raise PeewitError(
             "method='validation' scores predictions on data that was not trained on; give it as validation=(x, y) or a "
             "DataLoader, or use method='evidence', which needs none."
         )
-    batches = Batches(data, device, "The validation data")
+    batches = Batches(data, model, "The validation data")
     batches.refuse_one_shot("Every score passes over the data")
     return batches
 
