@@ -113,7 +113,7 @@ def test_errors_list_the_names_of_the_type(name: str, option: str, la: pw.Laplac
     given |= {"x": X, "samples": 1, "la": la, "validation": (X, Y)}
     parameters = inspect.signature(function).parameters
     needed = [each for each, own in parameters.items() if own.default is own.empty and own.kind is not own.VAR_KEYWORD]
-    needed += ["x"] if function is pw.Laplace.predict else []
+    needed += ["x"] if function in (pw.Laplace.predict, pw.Laplace.predictor) else []
     own = {each: given[each] for each in needed if each != option}
     first = [own.pop("self")] if "self" in own else []
     said = ask(option, lambda **asked: function(*first, **own, **asked))
