@@ -1,0 +1,345 @@
+"""The architectures: networks of timm and transformers at their usual sizes, with random weights and inputs."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+CLASSES = 10  # of images and sounds
+LABELS = 2  # of texts
+TOKENS = 128
+SMALL_TOKENS = 12
+SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 50}
+
+Options = dict[str, Any]
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """One network of a library, and the inputs that it takes."""
+
+    name: str  # of the network in timm, of the class in transformers
+    library: str  # "timm" or "transformers"
+    what: str  # in the table
+    inputs: str  # a row of INPUTS
+    task: str = "classes"  # "classes", "tokens", "next tokens", "pixels"
+    config: str = ""  # the class of its configuration in transformers; that of the name's first word where empty
+    options: Options = field(default_factory=dict)  # of its configuration
+    small: Options = field(default_factory=dict)  # those that make it small enough for a test
+    size: int = 224  # pixels
+
+    def build(self, small: bool = False) -> nn.Module:
+        """The network in evaluation mode, with weights as after some training: no gradient is zero everywhere."""
+        torch.manual_seed(0)
+        library = importlib.import_module(self.library)
+        chosen = {**self.options, **(self.small if small else {})}
+        if self.library == "timm":
+            model = library.create_model(self.name, num_classes=CLASSES, **chosen)
+        else:
+            config = getattr(library, self.config)(**chosen)
+            model = getattr(library, self.name)(config)
+        return roughened(model).eval()
+
+    def batch(self, examples: int, small: bool = False, seed: int = 0) -> Batch:
+        """Inputs and labels by the names of the network's arguments; timm's are `x` and `labels`."""
+        generator = torch.Generator().manual_seed(seed)
+        inputs = INPUTS[self.inputs](self, examples, small, generator)
+        return {**inputs, "labels": self.labels(examples, inputs, small, generator)}
+
+    def labels(self, examples: int, inputs: Batch, small: bool, generator: torch.Generator) -> Tensor:
+        """One label per example, token or pixel; causal language models shift the tokens themselves."""
+        if self.task == "next tokens":
+            return inputs["input_ids"].clone()
+        if self.task == "tokens":
+            return torch.randint(LABELS, inputs["input_ids"].shape, generator=generator)
+        if self.task == "pixels":
+            side = inputs["pixel_values"].shape[-1] // 4
+            return torch.randint(CLASSES, (examples, side, side), generator=generator)
+        classes = LABELS if self.inputs == "text" else CLASSES
+        return torch.randint(classes, (examples,), generator=generator)
+
+
+def roughened(model: nn.Module) -> nn.Module:
+    """Weights that begin as constants get noise, and batch norms the statistics of their inputs are left as they are.
+
+    Libraries begin scales of residual branches at zero: all gradients behind them would be zero too.
+    """
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.numel() > 1 and weight.is_floating_point() and bool((weight == weight.flatten()[0]).all()):
+                weight.add_(0.1 * torch.randn_like(weight))
+    return model
+
+
+def settled(model: nn.Module, batch: Batch) -> None:
+    """Give batch norms the statistics of a batch; without them activations of random networks grow or vanish."""
+    norms = [each for each in model.modules() if isinstance(each, _BatchNorm)]
+    if not norms:
+        return
+    momenta = [each.momentum for each in norms]
+    for each in norms:
+        each.train().momentum = 1.0
+    with torch.no_grad():
+        forward(model, batch)
+    for each, momentum in zip(norms, momenta, strict=True):
+        each.eval().momentum = momentum
+
+
+def forward(model: nn.Module, batch: Batch) -> Tensor:
+    """The outputs, labels left out."""
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    made = model(inputs["x"]) if "x" in inputs else model(**inputs)
+    logits: Tensor = made if isinstance(made, Tensor) else made["logits"]
+    return logits
+
+
+def images(architecture: Architecture, examples: int, small: bool, generator: torch.Generator) -> Batch:
+    """Three channels."""
+    side = architecture.options.get("image_size", architecture.size)
+    side = architecture.small.get("image_size", architecture.small.get("img_size", 64)) if small else side
+    name = "x" if architecture.library == "timm" else "pixel_values"
+    return {name: torch.randn(examples, 3, side, side, generator=generator)}
+
+
+def text(architecture: Architecture, examples: int, small: bool, generator: torch.Generator) -> Batch:
+    """Token numbers without padding, the last one an end."""
+    length = SMALL_TOKENS if small else TOKENS
+    size = architecture.small.get("vocab_size", 50) if small else 30000
+    ids = torch.randint(5, size, (examples, length), generator=generator)
+    ids[:, -1] = 1
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def mel(architecture: Architecture, examples: int, small: bool, generator: torch.Generator) -> Batch:
+    """Log-mel spectra of 30 seconds."""
+    chosen = {**architecture.options, **(architecture.small if small else {})}
+    length = 2 * chosen.get("max_source_positions", 1500)
+    return {"input_features": torch.randn(examples, 80, length, generator=generator)}
+
+
+def spectrogram(architecture: Architecture, examples: int, small: bool, generator: torch.Generator) -> Batch:
+    """Frames of 128 mel bins."""
+    chosen = {**architecture.options, **(architecture.small if small else {})}
+    return {"input_values": torch.randn(examples, chosen.get("max_length", 1024), 128, generator=generator)}
+
+
+def wave(architecture: Architecture, examples: int, small: bool, generator: torch.Generator) -> Batch:
+    """A second of sound."""
+    return {"input_values": torch.randn(examples, 3200 if small else 16000, generator=generator)}
+
+
+INPUTS = {
+    "images": images,
+    "text": text,
+    "mel": mel,
+    "spectrogram": spectrogram,
+    "wave": wave,
+}
+
+
+def vision(name: str, what: str, size: int = 224, **small: Any) -> Architecture:
+    """A network of timm."""
+    return Architecture(name=name, library="timm", what=what, inputs="images", size=size, small=small)
+
+
+def hugging(name: str, what: str, config: str, options: Options | None = None, **more: Any) -> Architecture:
+    """A network of transformers; texts where nothing else is said."""
+    inputs = more.pop("inputs", "text")
+    classes = LABELS if inputs == "text" else CLASSES
+    named = {} if more.get("task") == "next tokens" else {"num_labels": classes}
+    chosen = {**named, **(options or {})}
+    small = more.pop("small", SMALL)
+    return Architecture(
+        name=name, library="transformers", what=what, inputs=inputs, config=config, options=chosen, small=small, **more
+    )
+
+
+BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+GPT2_SMALL = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_inner": 24, "vocab_size": 50}
+IMAGE_SMALL = {"image_size": 32, "patch_size": 8, **{k: v for k, v in SMALL.items() if k != "vocab_size"}}
+# Networks that one run of limited time should have come first: they are measured in this order.
+ARCHITECTURES = (
+    vision("resnet50", "ResNet-50"),
+    hugging("BertForSequenceClassification", "BERT", "BertConfig"),
+    vision("vit_base_patch16_224", "ViT-B/16"),
+    hugging("GPT2ForSequenceClassification", "GPT-2", "GPT2Config", {"pad_token_id": 0}, small=GPT2_SMALL),
+    vision("convnext_tiny", "ConvNeXt-T"),
+    hugging("RobertaForSequenceClassification", "RoBERTa", "RobertaConfig", {"max_position_embeddings": 514}),
+    vision("efficientnet_b0", "EfficientNet-B0"),
+    hugging(
+        "DistilBertForSequenceClassification",
+        "DistilBERT",
+        "DistilBertConfig",
+        small={"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24, "vocab_size": 50},
+    ),
+    vision("swin_tiny_patch4_window7_224", "Swin-T"),
+    hugging(
+        "LlamaForCausalLM",
+        "Llama, 135 M",
+        "LlamaConfig",
+        {
+            "vocab_size": 49152,
+            "hidden_size": 576,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "intermediate_size": 1536,
+            "tie_word_embeddings": True,
+        },
+        task="next tokens",
+        small={**SMALL, "num_key_value_heads": 1},
+    ),
+    vision("mobilenetv3_large_100", "MobileNetV3-L"),
+    hugging(
+        "DebertaV2ForSequenceClassification",
+        "DeBERTa v3, small",
+        "DebertaV2Config",
+        {
+            **BASE,
+            "num_hidden_layers": 6,
+            "vocab_size": 128100,
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_buckets": 256,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+            "position_biased_input": False,
+            "type_vocab_size": 0,
+        },
+    ),
+    vision("mixer_b16_224", "Mixer-B/16"),
+    hugging(
+        "ElectraForSequenceClassification", "ELECTRA, small", "ElectraConfig", small={**SMALL, "embedding_size": 8}
+    ),
+    vision("regnety_016", "RegNetY-1.6GF"),
+    hugging("AlbertForSequenceClassification", "ALBERT", "AlbertConfig", BASE, small={**SMALL, "embedding_size": 8}),
+    vision("densenet121", "DenseNet-121"),
+    hugging(
+        "WhisperForAudioClassification",
+        "Whisper's encoder, base",
+        "WhisperConfig",
+        {"d_model": 512, "encoder_layers": 6, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048},
+        inputs="mel",
+        small={
+            "d_model": 16,
+            "encoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 24,
+            "max_source_positions": 20,
+        },
+    ),
+    vision("deit3_small_patch16_224", "DeiT III-S/16"),
+    hugging(
+        "T5ForTokenClassification",
+        "T5's encoder, small",
+        "T5Config",
+        task="tokens",
+        small={"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 50},
+    ),
+    hugging(
+        "CLIPForImageClassification",
+        "CLIP's image half, B/32",
+        "CLIPConfig",
+        inputs="images",
+        small={"vision_config": {**IMAGE_SMALL}, "image_size": 32},
+    ),
+    hugging("ViTForImageClassification", "ViT-B/16", "ViTConfig", inputs="images", small=IMAGE_SMALL),
+    vision("seresnet50", "SE-ResNet-50"),
+    hugging(
+        "GPTNeoXForSequenceClassification",
+        "GPT-NeoX (Pythia, 160 M)",
+        "GPTNeoXConfig",
+        {**BASE, "vocab_size": 50304, "pad_token_id": 0},
+    ),
+    vision("resnext50_32x4d", "ResNeXt-50"),
+    hugging(
+        "ModernBertForSequenceClassification",
+        "ModernBERT",
+        "ModernBertConfig",
+        {"pad_token_id": 0},
+        small={**SMALL, "num_hidden_layers": 2},
+    ),
+    vision("poolformer_s12", "PoolFormer-S12"),
+    hugging(
+        "MambaForCausalLM",
+        "Mamba, 130 M",
+        "MambaConfig",
+        {"num_hidden_layers": 24, "vocab_size": 50280},
+        task="next tokens",
+        small={"num_hidden_layers": 1, "hidden_size": 16, "state_size": 4, "vocab_size": 50},
+    ),
+    vision("maxvit_tiny_tf_224", "MaxViT-T"),
+    hugging(
+        "Wav2Vec2ForSequenceClassification",
+        "wav2vec 2.0",
+        "Wav2Vec2Config",
+        inputs="wave",
+        small={
+            **{k: v for k, v in SMALL.items() if k != "vocab_size"},
+            "conv_dim": (8,) * 7,
+            "num_conv_pos_embeddings": 8,
+            "num_conv_pos_embedding_groups": 2,
+        },
+    ),
+    vision("resmlp_12_224", "ResMLP-12"),
+    hugging(
+        "Dinov2ForImageClassification",
+        "DINOv2, small",
+        "Dinov2Config",
+        {"hidden_size": 384, "num_attention_heads": 6, "image_size": 224},
+        inputs="images",
+        small=IMAGE_SMALL,
+    ),
+    vision("repvgg_a2", "RepVGG-A2"),
+    hugging(
+        "SegformerForSemanticSegmentation",
+        "SegFormer-B0",
+        "SegformerConfig",
+        inputs="images",
+        task="pixels",
+        small={
+            "hidden_sizes": [8, 8, 16, 16],
+            "depths": [1] * 4,
+            "num_attention_heads": [1, 1, 2, 2],
+            "image_size": 64,
+        },
+    ),
+    vision("ghostnet_100", "GhostNet"),
+    hugging(
+        "MixtralForSequenceClassification",
+        "Mixtral, small",
+        "MixtralConfig",
+        {
+            "hidden_size": 512,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "intermediate_size": 1024,
+            "num_local_experts": 4,
+            "pad_token_id": 0,
+        },
+        small={**SMALL, "num_key_value_heads": 1, "num_local_experts": 2},
+    ),
+    vision("inception_v3", "Inception v3", 299),
+    hugging(
+        "ASTForAudioClassification",
+        "Audio spectrogram transformer",
+        "ASTConfig",
+        {"max_length": 512},
+        inputs="spectrogram",
+        small={**{k: v for k, v in SMALL.items() if k != "vocab_size"}, "max_length": 64},
+    ),
+    vision("nf_resnet50", "NF-ResNet-50 (scaled weights)"),
+    hugging("GPT2LMHeadModel", "GPT-2, next tokens", "GPT2Config", task="next tokens", small=GPT2_SMALL),
+)
+
+
+def named(name: str) -> Architecture:
+    """An architecture of the table."""
+    return next(each for each in ARCHITECTURES if each.name == name)
