@@ -25,8 +25,15 @@ OUTSIDE = {
     "CODE_OF_CONDUCT.md": "conduct.md",
     "SECURITY.md": "security.md",
 }
+
+
+def scripts(folder: str) -> list[str]:
+    """The scripts of a folder of examples, by their paths in the repository."""
+    return [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "examples" / folder).glob("*.py"))]
+
+
 EXAMPLES = {
-    **{f"examples/{path.name}": f"examples/{path.stem}.md" for path in sorted(ROOT.glob("examples/*.py"))},
+    **{source: source.removesuffix(".py") + ".md" for source in [*scripts("."), *scripts("huggingface")]},
     "src/peewit/demo.py": "examples/demo.md",
 }
 SCRIPTS = "examples/index.md"
@@ -98,7 +105,8 @@ def scripts_page() -> str:
     lines = ["# Examples", "", "Scripts that run as they stand, from data to predictions.", ""]
     for source, page in EXAMPLES.items():
         first = docstring(ROOT / source).partition("\n\n")[0]
-        lines.append(f"- [{posixpath.basename(source)}]({posixpath.basename(page)}): {' '.join(first.split())}")
+        target = posixpath.relpath(page, posixpath.dirname(SCRIPTS))
+        lines.append(f"- [{posixpath.basename(source)}]({target}): {' '.join(first.split())}")
     return "\n".join(lines) + "\n"
 
 

@@ -13,8 +13,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 CLASSES = 10  # of images and sounds
 LABELS = 2  # of texts
 TOKENS = 128
-SMALL_TOKENS = 12
-SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 50}
+SMALL_TOKENS = 16
+SMALL_PIXELS = 64
+SMALL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+}
 
 Options = dict[str, Any]
 Batch = dict[str, Tensor]
@@ -31,16 +38,24 @@ class Architecture:
     task: str = "classes"  # "classes", "tokens", "next tokens", "pixels"
     config: str = ""  # the class of its configuration in transformers; that of the name's first word where empty
     options: Options = field(default_factory=dict)  # of its configuration
-    small: Options = field(default_factory=dict)  # those that make it small enough for a test
+    small: Options | None = None  # those that make it small enough for a CPU; None where there are none
     size: int = 224  # pixels
+
+    def chosen(self, small: bool) -> Options:
+        """The options of its configuration."""
+        return {**self.options, **((self.small or {}) if small else {})}
 
     def build(self, small: bool = False) -> nn.Module:
         """The network in evaluation mode, with weights as after some training: no gradient is zero everywhere."""
         torch.manual_seed(0)
         library = importlib.import_module(self.library)
-        chosen = {**self.options, **(self.small if small else {})}
+        chosen = self.chosen(small)
         if self.library == "timm":
-            model = library.create_model(self.name, num_classes=CLASSES, **chosen)
+            # A smaller network of the same kind, or the class of a network whose name takes no options.
+            name = chosen.pop("name", self.name)
+            file, _, kind = name.partition(":")
+            make = getattr(importlib.import_module(f"timm.models.{file}"), kind) if kind else library.create_model
+            model = make(**({} if kind else {"model_name": name}), num_classes=CLASSES, **chosen)
         else:
             config = getattr(library, self.config)(**chosen)
             model = getattr(library, self.name)(config)
@@ -101,8 +116,8 @@ def forward(model: nn.Module, batch: Batch) -> Tensor:
 
 def images(architecture: Architecture, examples: int, small: bool, generator: torch.Generator) -> Batch:
     """Three channels."""
-    side = architecture.options.get("image_size", architecture.size)
-    side = architecture.small.get("image_size", architecture.small.get("img_size", 64)) if small else side
+    chosen = architecture.chosen(small)
+    side = chosen.get("image_size", chosen.get("img_size", SMALL_PIXELS if small else architecture.size))
     name = "x" if architecture.library == "timm" else "pixel_values"
     return {name: torch.randn(examples, 3, side, side, generator=generator)}
 
@@ -110,7 +125,7 @@ def images(architecture: Architecture, examples: int, small: bool, generator: to
 def text(architecture: Architecture, examples: int, small: bool, generator: torch.Generator) -> Batch:
     """Token numbers without padding, the last one an end."""
     length = SMALL_TOKENS if small else TOKENS
-    size = architecture.small.get("vocab_size", 50) if small else 30000
+    size = SMALL["vocab_size"] if small else 30000
     ids = torch.randint(5, size, (examples, length), generator=generator)
     ids[:, -1] = 1
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -118,14 +133,14 @@ def text(architecture: Architecture, examples: int, small: bool, generator: torc
 
 def mel(architecture: Architecture, examples: int, small: bool, generator: torch.Generator) -> Batch:
     """Log-mel spectra of 30 seconds."""
-    chosen = {**architecture.options, **(architecture.small if small else {})}
+    chosen = architecture.chosen(small)
     length = 2 * chosen.get("max_source_positions", 1500)
     return {"input_features": torch.randn(examples, 80, length, generator=generator)}
 
 
 def spectrogram(architecture: Architecture, examples: int, small: bool, generator: torch.Generator) -> Batch:
     """Frames of 128 mel bins."""
-    chosen = {**architecture.options, **(architecture.small if small else {})}
+    chosen = architecture.chosen(small)
     return {"input_values": torch.randn(examples, chosen.get("max_length", 1024), 128, generator=generator)}
 
 
@@ -143,9 +158,9 @@ INPUTS = {
 }
 
 
-def vision(name: str, what: str, size: int = 224, **small: Any) -> Architecture:
-    """A network of timm."""
-    return Architecture(name=name, library="timm", what=what, inputs="images", size=size, small=small)
+def vision(name: str, what: str, size: int = 224, /, **small: Any) -> Architecture:
+    """A network of timm; `small` holds the options of a small one."""
+    return Architecture(name=name, library="timm", what=what, inputs="images", size=size, small=small or None)
 
 
 def hugging(name: str, what: str, config: str, options: Options | None = None, **more: Any) -> Architecture:
@@ -160,25 +175,28 @@ def hugging(name: str, what: str, config: str, options: Options | None = None, *
     )
 
 
+SMALL_VIT = {"embed_dim": 64, "depth": 2, "num_heads": 4, "img_size": 64}
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
-GPT2_SMALL = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_inner": 24, "vocab_size": 50}
+GPT2_SMALL = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 128, "vocab_size": 1000}
 IMAGE_SMALL = {"image_size": 32, "patch_size": 8, **{k: v for k, v in SMALL.items() if k != "vocab_size"}}
 # Networks that one run of limited time should have come first: they are measured in this order.
 ARCHITECTURES = (
-    vision("resnet50", "ResNet-50"),
+    vision("resnet50", "ResNet-50", layers=(1, 1, 1, 1), channels=(8, 16, 32, 64)),
     hugging("BertForSequenceClassification", "BERT", "BertConfig"),
-    vision("vit_base_patch16_224", "ViT-B/16"),
+    vision("vit_base_patch16_224", "ViT-B/16", **SMALL_VIT),
     hugging("GPT2ForSequenceClassification", "GPT-2", "GPT2Config", {"pad_token_id": 0}, small=GPT2_SMALL),
-    vision("convnext_tiny", "ConvNeXt-T"),
+    vision("convnext_tiny", "ConvNeXt-T", depths=(1, 1, 2, 1), dims=(16, 32, 64, 128)),
     hugging("RobertaForSequenceClassification", "RoBERTa", "RobertaConfig", {"max_position_embeddings": 514}),
-    vision("efficientnet_b0", "EfficientNet-B0"),
+    vision("efficientnet_b0", "EfficientNet-B0", name="test_efficientnet"),
     hugging(
         "DistilBertForSequenceClassification",
         "DistilBERT",
         "DistilBertConfig",
-        small={"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24, "vocab_size": 50},
+        small={"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128, "vocab_size": 1000},
     ),
-    vision("swin_tiny_patch4_window7_224", "Swin-T"),
+    vision(
+        "swin_tiny_patch4_window7_224", "Swin-T", embed_dim=16, depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8), img_size=56
+    ),
     hugging(
         "LlamaForCausalLM",
         "Llama, 135 M",
@@ -195,7 +213,7 @@ ARCHITECTURES = (
         task="next tokens",
         small={**SMALL, "num_key_value_heads": 1},
     ),
-    vision("mobilenetv3_large_100", "MobileNetV3-L"),
+    vision("mobilenetv3_large_100", "MobileNetV3-L", name="mobilenetv3_small_050"),
     hugging(
         "DebertaV2ForSequenceClassification",
         "DeBERTa v3, small",
@@ -213,13 +231,13 @@ ARCHITECTURES = (
             "type_vocab_size": 0,
         },
     ),
-    vision("mixer_b16_224", "Mixer-B/16"),
+    vision("mixer_b16_224", "Mixer-B/16", name="mlp_mixer:MlpMixer", embed_dim=64, num_blocks=2, img_size=64),
     hugging(
-        "ElectraForSequenceClassification", "ELECTRA, small", "ElectraConfig", small={**SMALL, "embedding_size": 8}
+        "ElectraForSequenceClassification", "ELECTRA, small", "ElectraConfig", small={**SMALL, "embedding_size": 32}
     ),
-    vision("regnety_016", "RegNetY-1.6GF"),
-    hugging("AlbertForSequenceClassification", "ALBERT", "AlbertConfig", BASE, small={**SMALL, "embedding_size": 8}),
-    vision("densenet121", "DenseNet-121"),
+    vision("regnety_016", "RegNetY-1.6GF", name="regnety_002"),
+    hugging("AlbertForSequenceClassification", "ALBERT", "AlbertConfig", BASE, small={**SMALL, "embedding_size": 32}),
+    vision("densenet121", "DenseNet-121", growth_rate=8, block_config=(2, 2, 2, 2)),
     hugging(
         "WhisperForAudioClassification",
         "Whisper's encoder, base",
@@ -227,20 +245,20 @@ ARCHITECTURES = (
         {"d_model": 512, "encoder_layers": 6, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048},
         inputs="mel",
         small={
-            "d_model": 16,
-            "encoder_layers": 1,
-            "encoder_attention_heads": 2,
-            "encoder_ffn_dim": 24,
-            "max_source_positions": 20,
+            "d_model": 64,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 128,
+            "max_source_positions": 50,
         },
     ),
-    vision("deit3_small_patch16_224", "DeiT III-S/16"),
+    vision("deit3_small_patch16_224", "DeiT III-S/16", **SMALL_VIT),
     hugging(
         "T5ForTokenClassification",
         "T5's encoder, small",
         "T5Config",
         task="tokens",
-        small={"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 50},
+        small={"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 1000},
     ),
     hugging(
         "CLIPForImageClassification",
@@ -250,14 +268,16 @@ ARCHITECTURES = (
         small={"vision_config": {**IMAGE_SMALL}, "image_size": 32},
     ),
     hugging("ViTForImageClassification", "ViT-B/16", "ViTConfig", inputs="images", small=IMAGE_SMALL),
-    vision("seresnet50", "SE-ResNet-50"),
+    vision("seresnet50", "SE-ResNet-50", layers=(1, 1, 1, 1), channels=(8, 16, 32, 64)),
     hugging(
         "GPTNeoXForSequenceClassification",
         "GPT-NeoX (Pythia, 160 M)",
         "GPTNeoXConfig",
         {**BASE, "vocab_size": 50304, "pad_token_id": 0},
     ),
-    vision("resnext50_32x4d", "ResNeXt-50"),
+    vision(
+        "resnext50_32x4d", "ResNeXt-50", layers=(1, 1, 1, 1), channels=(8, 16, 32, 64), cardinality=4, base_width=16
+    ),
     hugging(
         "ModernBertForSequenceClassification",
         "ModernBERT",
@@ -265,16 +285,18 @@ ARCHITECTURES = (
         {"pad_token_id": 0},
         small={**SMALL, "num_hidden_layers": 2},
     ),
-    vision("poolformer_s12", "PoolFormer-S12"),
+    vision(
+        "poolformer_s12", "PoolFormer-S12", name="metaformer:MetaFormer", depths=(1, 1, 1, 1), dims=(16, 32, 64, 64)
+    ),
     hugging(
         "MambaForCausalLM",
         "Mamba, 130 M",
         "MambaConfig",
         {"num_hidden_layers": 24, "vocab_size": 50280},
         task="next tokens",
-        small={"num_hidden_layers": 1, "hidden_size": 16, "state_size": 4, "vocab_size": 50},
+        small={"num_hidden_layers": 2, "hidden_size": 64, "state_size": 8, "vocab_size": 1000},
     ),
-    vision("maxvit_tiny_tf_224", "MaxViT-T"),
+    vision("maxvit_tiny_tf_224", "MaxViT-T", name="test_maxvit", img_size=160),
     hugging(
         "Wav2Vec2ForSequenceClassification",
         "wav2vec 2.0",
@@ -296,7 +318,7 @@ ARCHITECTURES = (
         inputs="images",
         small=IMAGE_SMALL,
     ),
-    vision("repvgg_a2", "RepVGG-A2"),
+    vision("repvgg_a2", "RepVGG-A2", name="test_byobnet"),
     hugging(
         "SegformerForSemanticSegmentation",
         "SegFormer-B0",
@@ -310,7 +332,7 @@ ARCHITECTURES = (
             "image_size": 64,
         },
     ),
-    vision("ghostnet_100", "GhostNet"),
+    vision("ghostnet_100", "GhostNet", name="ghostnet_050"),
     hugging(
         "MixtralForSequenceClassification",
         "Mixtral, small",
@@ -335,7 +357,7 @@ ARCHITECTURES = (
         inputs="spectrogram",
         small={**{k: v for k, v in SMALL.items() if k != "vocab_size"}, "max_length": 64},
     ),
-    vision("nf_resnet50", "NF-ResNet-50 (scaled weights)"),
+    vision("nf_resnet50", "NF-ResNet-50 (scaled weights)", name="test_nfnet"),
     hugging("GPT2LMHeadModel", "GPT-2, next tokens", "GPT2Config", task="next tokens", small=GPT2_SMALL),
 )
 

@@ -43,7 +43,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+", choices=known, default=known)
     parser.add_argument("--examples", type=int, default=256, help="to fit to")
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--small", action="store_true", help="tiny configurations: does it run?")
+    parser.add_argument("--small", action="store_true", help="a few narrow layers of each, which suit a CPU")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that one architecture may take")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no further one is begun")
     parser.add_argument("--json", type=Path, required=True, help="the file, which is added to")
@@ -56,6 +56,7 @@ def run(options: argparse.Namespace) -> Journal:
     journal = begin(options)
     there = {record["network"] for record in journal.records}
     wanted = [name for name in options.networks if name not in there]
+    wanted = [name for name in wanted if not options.small or named(name).small is not None]
     for library in {named(name).library for name in wanted}:
         if importlib.util.find_spec(library) is None:
             print(f"{library} is not installed: its networks are left out", flush=True)
@@ -156,6 +157,7 @@ def work(connection: Connection, options: argparse.Namespace) -> None:
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     device = torch.device(options.device)
     torch.zeros(1, device=device)
+    torch.set_num_threads(1 if device.type == "cpu" else torch.get_num_threads())
     for library in ("timm", "transformers", "peewit"):
         if importlib.util.find_spec(library) is not None:
             importlib.import_module(library)
@@ -185,10 +187,19 @@ def measure(architecture: Architecture, options: argparse.Namespace, say: Say) -
     say({"parameters": sum(weight.numel() for weight in model.parameters()), "input": shape})
     passes = partial(plain_pass, model, batches)
     passes()
-    say({"pass_seconds": min(elapsed(passes, device) for _ in range(3))})
+    say({"pass_seconds": min(seconds(passes, device) for _ in range(3))})
     for weights in WEIGHTS:
         found = attempt(partial(asked, model, batches, weights, device))
         say({weights: found.as_dict() if isinstance(found, Failure) else found})
+
+
+def seconds(function: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of a call; on a CPU those of the processor, on one thread, whatever else the machine does."""
+    if device.type == "cuda":
+        return elapsed(function, device)
+    began = time.process_time()
+    function()
+    return time.process_time() - began
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:
@@ -220,20 +231,20 @@ def asked(model: nn.Module, batches: list[Batch], weights: Any, device: torch.de
         with PeakMemory(device) as memory:
             fit = partial(pw.fit, model, likelihood="classification", weights=weights, curvature=pw.MonteCarlo(1))
             fit([as_data({name: value[:2] for name, value in batches[0].items()})], structure="diag")  # warm up
-            seconds = elapsed(lambda: made.append(fit(data, structure="kron")), device)
+            took = seconds(lambda: made.append(fit(data, structure="kron")), device)
         la = made[0]
         found = {
             "D": la.D,
-            "fit_seconds": seconds,
-            "decompose_seconds": la.timings["decompose"],
+            "fit_seconds": took,
+            "decompose_seconds": took * la.timings["decompose"] / sum(la.timings.values()),
             "fit_bytes": memory.total or memory.extra,
             **counted(la),
         }
         with PeakMemory(device) as memory:
-            first = attempt(lambda: elapsed(lambda: made.append(la.predict(x)), device))
+            first = attempt(lambda: seconds(lambda: made.append(la.predict(x)), device))
         if isinstance(first, Failure):
             return {**found, "prediction": first.as_dict()["failure"]}
-        again = elapsed(lambda: la.predict(x), device)
+        again = seconds(lambda: la.predict(x), device)
     finite = bool(torch.isfinite(made[1].probs).all())
     found |= {"predict_seconds": again, "first_predict_seconds": first, "predict_bytes": memory.total or memory.extra}
     return {**found, "finite": finite, "warnings": sorted({" ".join(str(each.message).split()) for each in said})}

@@ -128,6 +128,7 @@ def test_forms_of_data() -> None:
         torch.utils.data.DataLoader(dataset, batch_size=4),
         [{"input_chosen": first, "input_rejected": second}],
         [{"input_chosen": first, "input_rejected": second, "return_loss": True}],
+        [{"chosen_input": first, "rejected_input": second}],
     ]
     for data in forms:
         assert relative(fitted(data).log_evidence().cpu(), expected) < EXACT
@@ -163,6 +164,8 @@ def test_mistakes() -> None:
         fitted([{"input_chosen": x, "input_rejected": x.flip(0), "margin": y}])
     with pytest.raises(pw.PeewitError, match="the same names"):
         fitted([{"input_chosen": x, "ids_rejected": x.flip(0)}])
+    with pytest.raises(pw.PeewitError, match="prompt_input"):
+        fitted([{"chosen_input": x, "rejected_input": x.flip(0), "prompt_input": x}])
 
 
 @pytest.mark.parametrize("structure", ["kron", "ekfac", "diag", "block"])

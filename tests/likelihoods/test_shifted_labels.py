@@ -169,6 +169,17 @@ def likely(model: Next, count: int) -> Batch:
     return {"input_ids": ids, "labels": ids.clone()}
 
 
+def likeliest(model: Next, count: int) -> Batch:
+    """Every token is the likeliest one of a network made sure; labels are the next tokens, the last one unknown."""
+    with torch.no_grad():
+        model.head.weight.mul_(20)
+    ids = classes(TOKENS, count, LENGTH, seed=6)
+    for t in range(1, LENGTH):
+        with torch.no_grad():
+            ids[:, t] = model(ids).logits[:, t - 1].argmax(-1)
+    return {"input_ids": ids, "labels": following(ids)}
+
+
 def test_tune_on_validation_data() -> None:
     """The precision that is chosen has the least NLL of labels that follow."""
     model = network()
@@ -241,6 +252,46 @@ def test_pairs_are_shifted_too() -> None:
         prior=PRIOR,
     )
     assert relative(la.log_evidence().cpu(), Reference(model, batch).evidence) < EXACT
+
+
+@pytest.mark.parametrize("pair", [False, True], ids=["batch", "pair"])
+@pytest.mark.parametrize("last", [-100, 2], ids=["no last label", "a last label"])
+def test_labels_that_were_shifted_by_hand_are_not_shifted_again(pair: bool, last: int) -> None:
+    """Labels are the next tokens already: nothing is said where they are the likelier ones."""
+    model = network()
+    batch = likeliest(model, 30)
+    batch["labels"][:, -1] = last
+    data: Any = moved(batch)
+    data = (data["input_ids"], data["labels"]) if pair else [data]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        la = pw.fit(copy.deepcopy(model).to(DEVICE), data, "classification", structure="diag")
+    assert la.likelihood == pw.Categorical(shift=False)
+    expected = dense.energy(Plain(model), batch["input_ids"], batch["labels"], "classification")
+    assert la.state.totals.energy == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_a_network_that_learnt_labels_shifted_twice_is_named() -> None:
+    """Its own loss is the lower one."""
+    model = network()
+    batch = likeliest(model, 30)
+    plain = model.forward
+
+    def lower(input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        result = plain(input_ids, labels)
+        return result if labels is None else SimpleNamespace(logits=result.logits, loss=1e-3 * result.loss)
+
+    model.forward = lower  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match="own loss on its first examples is 0.*expected the same"):
+        la = pw.fit(model.to(DEVICE), [moved(batch)], "classification", structure="diag")
+    assert la.likelihood == pw.Categorical(shift=False)
+
+
+def test_one_token_throughout_is_no_shift_by_hand() -> None:
+    """Its labels are the inputs and the next inputs: the network's own loss decides."""
+    ids = torch.full((6, LENGTH), 3)
+    la = fitted(network(), [{"input_ids": ids, "labels": ids}])
+    assert la.likelihood == pw.Categorical(shift=True)
 
 
 def test_products_are_shifted_too() -> None:

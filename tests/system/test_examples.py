@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -92,3 +94,71 @@ def test_the_report_on_a_regression_tells_the_gap_from_the_data(tmp_path: Path) 
     assert found["the gap"]["epistemic_variance"].auroc.value > 0.9
     assert found["beyond the data"]["epistemic_variance"].auroc.value > 0.9
     assert "A curve with a gap" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+HUGGINGFACE = EXAMPLES / "huggingface"
+Script = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def huggingface(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    """Scripts as modules that find their common parts; nothing is asked of a network."""
+    pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(str(HUGGINGFACE))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    yield importlib.import_module
+    for path in HUGGINGFACE.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def test_reviews_are_classified(huggingface: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    la, seen = huggingface("classify").main()
+    assert sum(weight.numel() for weight in la.model.parameters()) == la.D
+    assert seen["accuracy"] > 0.8  # one label in ten is wrong
+    assert seen["strange"] > 1.2 * seen["usual"]
+    assert "new reviews are classified right" in capsys.readouterr().out
+
+
+def test_words_are_tagged_and_padding_is_not(huggingface: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    module = huggingface("tag_tokens")
+    _, seen = module.main()
+    texts = [text for text, _ in huggingface("reviews").reviews(200)]
+    assert seen["labels"] == sum(tag != -100 for text in texts for tag in module.tags(text))
+    assert seen["accuracy"] > 0.95
+    assert "the plot is really dull: other thing other opinion opinion" in capsys.readouterr().out
+
+
+def test_the_next_token_is_scored_as_the_model_does(huggingface: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    la, seen = huggingface("next_tokens").main()
+    assert la.likelihood.shift is True
+    assert seen["energy"] == pytest.approx(seen["own loss"], rel=1e-4)
+    assert seen["strange"] > 1.2 * seen["usual"]
+    assert "shifted labels: True" in capsys.readouterr().out
+
+
+def test_scores_have_intervals(huggingface: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    _, seen = huggingface("regress").main()
+    assert 0.82 < seen["covered"] < 0.97
+    assert seen["low"] < 1.5 < seen["high"]  # what the review says
+    assert "90 % intervals hold" in capsys.readouterr().out
+
+
+def test_a_trainer_brings_its_loaders(huggingface: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    la, scores = huggingface("trainer").main()
+    assert la.N == 240
+    assert scores["Laplace"] < scores["Plain network"] + 0.01
+    assert "NLL" in capsys.readouterr().out
+
+
+def test_adapters_are_uncertain(huggingface: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("peft")
+    la, seen = huggingface("lora").main()
+    assert sum(weight.numel() for name, weight in la.model.named_parameters() if "lora_" in name) == la.D
+    assert seen["strange"] > 1.2 * seen["usual"]
+    assert "KiB" in capsys.readouterr().out
+
+
+def test_rewards_order_texts(huggingface: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    _, seen = huggingface("rewards").main()
+    assert seen["first"] > seen["second"] and seen["better"] > 0.9
+    assert "is preferred to the second" in capsys.readouterr().out

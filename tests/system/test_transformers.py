@@ -261,6 +261,21 @@ def test_reward_model() -> None:
     assert isinstance(la.predict(first), pw.Outputs) and la.predict(**first).mean.shape == (4, 1)
 
 
+def test_encoder_and_decoder() -> None:
+    """T5: its collator adds what the decoder reads; without it the message says so."""
+    config = {"d_model": 4, "d_kv": 2, "d_ff": 6, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    model = texts.network("T5ForConditionalGeneration", "T5Config", **config)
+    rows = [{**row, "labels": row["input_ids"][:3]} for row in examples()[:4]]
+    collator = transformers.DataCollatorForSeq2Seq(texts.tokenizer(), model=model)
+    (batch,) = loader(rows, collator)
+    assert bool((batch["labels"] == -100).any()) and "decoder_input_ids" in batch
+    assert_dense(model, [batch], [batch["labels"]])
+    assert pw.fit(model, [batch], "classification").predict(**batch).probs.shape == (4, 3, texts.SIZE)
+    del batch["decoder_input_ids"]
+    with pytest.raises(ValueError, match=r"needs 'decoder_input_ids' in the batch.*DataCollatorForSeq2Seq"):
+        pw.fit(model, [batch], "classification")
+
+
 SEQUENCES = {
     "BertForSequenceClassification": "BertConfig",
     "DistilBertForSequenceClassification": "DistilBertConfig",

@@ -373,3 +373,25 @@ def test_compiled_networks(where: str) -> None:
     assert la.functional(moved(x)).cov.shape == (5, 3, 3)
     if where == "whole":
         assert la.space.names == ("0.weight", "0.bias", "2.weight", "2.bias")
+
+
+def standardised(net: Any, x: Tensor) -> Tensor:
+    """A convolution whose weight is standardised by a batch norm over the weight, as in NF-ResNets and BiT."""
+    flat = net.conv.weight.reshape(1, 3, -1)
+    kernel = F.batch_norm(flat, None, None, weight=net.gain.weight[0], training=True, momentum=0.0)
+    return net.head(F.conv2d(x, kernel.reshape_as(net.conv.weight), net.conv.bias).tanh().mean((2, 3)))
+
+
+@pytest.mark.parametrize("examples", [1, 4])
+@pytest.mark.parametrize("weights", ["all", "last_layer"])
+def test_a_batch_norm_over_a_weight_has_no_statistics_of_a_batch(weights: str, examples: int) -> None:
+    """Not refused as one over examples is, selected or not."""
+    parts = {"conv": nn.Conv2d(2, 3, 3), "gain": nn.Linear(3, 1, bias=False), "head": nn.Linear(3, 2)}
+    model = built(Network(standardised, **parts))
+    x, y = normal(examples, 2, 5, 5), classes(2, examples)
+    options: dict[str, Any] = {"structure": "full", "curvature": "ggn", "prior": 2.0}
+    la = pw.fit(copy.deepcopy(model).to(DEVICE), (moved(x), moved(y)), "classification", weights=weights, **options)
+    names = names_of(model) if weights == "all" else ["head.weight", "head.bias"]
+    expected = dense.ggn(model, x, y, "classification", names) + 2.0 * torch.eye(la.D, dtype=torch.float64)
+    v = normal(2, la.D)
+    assert relative(la.precision.mv(moved(v)).cpu(), v @ expected) < 1e-8

@@ -21,7 +21,7 @@ from ..messages.warnings import warn
 from ..network.buffers import restore_buffers
 from ..network.calling import output_in, run
 from ..network.isolation import isolated
-from ..network.nests import Inputs, take, tensors
+from ..network.nests import Inputs, map_tensors, take, tensors
 from .bernoulli import Bernoulli
 from .categorical import Categorical
 from .contract import Likelihood
@@ -44,6 +44,15 @@ class OwnLoss:
     def is_near(self, value: float) -> bool:
         """Whether another loss is the same but for rounding: that of the outputs' dtype."""
         return abs(value - self.value) <= (1e-3 if self.f.dtype.itemsize > 2 else 3e-2) * max(abs(self.value), 1e-2)
+
+    def has_next_tokens(self, likelihood: Likelihood) -> bool:
+        """Whether the label of every position is the input at the next one, and not that at its own."""
+        if not isinstance(likelihood, Categorical) or self.y.dim() != 2 or self.y.shape[1] < 2:
+            return False
+        labels, ignored = self.y[:, :-1], likelihood.ignore_index  # nobody knows what follows the last token
+        same = map_tensors(lambda each: each[:, :-1] if each.dim() > 1 else each, self.inputs)
+        following = map_tensors(lambda each: each[:, 1:] if each.dim() > 1 else each, self.inputs)
+        return are_inputs(labels, following, ignored) and not are_inputs(labels, same, ignored)
 
     def nearest(self, likelihood: Likelihood) -> float:
         """The mean or sum of energies under a likelihood that is nearest to the network's own loss."""
@@ -69,7 +78,9 @@ def like_own_loss(model: nn.Module, likelihood: Likelihood, first: Callable[[], 
         energy = loss.nearest(chosen)
     except Exception:  # outputs and labels that do not fit: the fit itself says so
         return likelihood
-    if not loss.is_near(energy):
+    # Labels that are the next tokens already: the network's own loss would shift them once more.
+    twice = getattr(chosen, "shift", None) is False and energy < loss.value and loss.has_next_tokens(chosen)
+    if not loss.is_near(energy) and not twice:
         warn(
             f"The network's own loss on its first examples is {loss.value:.4g}, and the mean energy under "
             f"{type(likelihood).__name__} is {energy:.4g}; expected the same. The posterior belongs to the energy: "
@@ -85,6 +96,8 @@ def with_shift(likelihood: Likelihood, loss: OwnLoss) -> Likelihood:
     if not isinstance(likelihood, Categorical) or likelihood.shift is not None or not shiftable:
         return likelihood
     plain, shifted = (replace(likelihood, shift=shift) for shift in (False, True))
+    if loss.has_next_tokens(likelihood):
+        return plain
     distances = [abs(loss.nearest(each) - loss.value) for each in (plain, shifted)]
     if all(loss.is_near(loss.value + distance) for distance in distances):  # as with outputs that are all alike
         return shifted if are_inputs(loss.y, loss.inputs, likelihood.ignore_index) else plain

@@ -20,7 +20,7 @@ from .nests import Inputs, Pair, count, have_same_form, join, map_tensors, take,
 LABELS = ("labels", "label", "targets", "target", "y")  # under which a mapping has its targets
 
 
-CHOSEN, REJECTED = "_chosen", "_rejected"  # ends of names, in mappings that hold pairs
+CHOSEN, REJECTED = "chosen", "rejected"  # "input_ids_chosen" or "chosen_input_ids", in mappings that hold pairs
 
 
 def pair_of(batch: Any) -> Pair | None:
@@ -28,19 +28,26 @@ def pair_of(batch: Any) -> Pair | None:
     if isinstance(batch, Pair) or not isinstance(batch, Mapping):
         return batch if isinstance(batch, Pair) else None
     first, second = (
-        {name.removesuffix(end): value for name, value in batch.items() if str(name).endswith(end)}
-        for end in (CHOSEN, REJECTED)
+        {own: value for name, value in batch.items() if (own := member(name, word)) is not None}
+        for word in (CHOSEN, REJECTED)
     )
     if not first or not second:
         return None
-    others = [str(name) for name, value in batch.items() if not str(name).endswith((CHOSEN, REJECTED))]
-    others = [name for name in others if isinstance(batch[name], Tensor)]
+    own = {name for name in batch if member(name, CHOSEN) is not None or member(name, REJECTED) is not None}
+    others = [name for name, value in batch.items() if name not in own and isinstance(value, Tensor)]
     if first.keys() != second.keys() or others:
         raise PeewitError(
-            f"A batch of pairs has the keys {sorted(map(str, batch))}; expected the same names with '{CHOSEN}' and "
-            f"with '{REJECTED}', and no other tensors, such as margins."
+            f"A batch of pairs has the keys {sorted(map(str, batch))}; expected the same names with '_{CHOSEN}' and "
+            f"with '_{REJECTED}', and no other tensors, such as margins."
         )
     return Pair(first, second)
+
+
+def member(name: Any, word: str) -> str | None:
+    """The input that a name of a mapping says, of the chosen or the rejected ones; None where it says another thing."""
+    if not isinstance(name, str) or not (name.startswith(f"{word}_") or name.endswith(f"_{word}")):
+        return None
+    return name.removeprefix(f"{word}_") if name.startswith(f"{word}_") else name.removesuffix(f"_{word}")
 
 
 def without_labels(model: nn.Module, inputs: Any) -> Any:

@@ -19,6 +19,8 @@ from .nests import Inputs, count, map_tensors, tensors
 # What networks raise when they do not take their inputs.
 FAILURES = (RuntimeError, IndexError, TypeError, ValueError, KeyError, AttributeError)
 
+DECODER = "decoder_input_ids"  # of transformers, which makes them from labels where they are missing
+
 
 def failure(model: nn.Module, inputs: Inputs) -> Exception | None:
     """What a network raises for these inputs; call inside `isolated`."""
@@ -83,8 +85,13 @@ def _explain_form(model: nn.Module, inputs: Inputs, error: Exception, fitted: Se
     words = [f"The network fails on inputs that are {describe_value(inputs)} ({first_line(error)})."]
     if isinstance(inputs, dict | list | tuple):
         how = "keywords" if isinstance(inputs, dict) else "positions"
-        takes = ", ".join(inspect.signature(model.forward).parameters)
-        words.append(f"Its forward takes ({takes}), and gets the entries as {how}; targets are no inputs.")
+        takes = inspect.signature(model.forward).parameters
+        words.append(f"Its forward takes ({', '.join(takes)}), and gets the entries as {how}; targets are no inputs.")
+        if DECODER in takes and isinstance(inputs, dict) and DECODER not in inputs:
+            words.append(
+                f"A network that decodes needs {DECODER!r} in the batch, since it cannot make them from the labels: "
+                "DataCollatorForSeq2Seq(tokenizer, model=model) adds them."
+            )
     if fitted:
         words.append(f"It was fitted on inputs of shape {describe_shapes(fitted)}.")
     words.append("Expected what the network itself takes, with a leading axis of examples.")

@@ -24,7 +24,7 @@ class Pair(NamedTuple):
     Reward models are fitted to pairs, by `pw.fit(model, pairs, "preference")`. A batch of pairs is `pw.Pair(chosen,
     rejected)`, where the first input was preferred in every example, or `(pw.Pair(first, second), y)` with y (N,) one
     where it was, zero where it was not, and a number between for ties. A mapping with "input_ids_chosen",
-    "input_ids_rejected" and so on is a pair too.
+    "input_ids_rejected" and so on is a pair too, and so is one with "chosen_input_ids" and "rejected_input_ids".
 
     Attributes:
         first: Inputs of the network, N of them: a tensor, or a tuple or mapping of tensors.

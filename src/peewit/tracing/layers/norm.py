@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...jacobians.layout import Layout
 from ...kernels import available
@@ -150,6 +150,11 @@ def layer_norm(recorder: Recorder, values: dict[str, Any]) -> Tensor:
     return normalised
 
 
+def is_weight(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter or a view of one, selected or not."""
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+
+
 def norm_handler(name: str, function: Callable[..., Any], per_channel: bool) -> Handler:
     """A handler for a normalising function of `torch.nn.functional`."""
     rule = NormRule(name, per_channel)
@@ -159,6 +164,8 @@ def norm_handler(name: str, function: Callable[..., Any], per_channel: bool) -> 
         values = dict(zip(names, args, strict=False)) | kwargs
         views = usable_views(recorder, values)
         if name == "batch norm" and values.get("training", False):
+            if is_weight(values["input"]):  # as standardised convolutions do: a function of weights, left to others
+                return func(*args, **kwargs)
             whose = next((view.name for view in views.values()), "a batch norm without scale and shift")
             raise PeewitError(
                 f"{whose!r} normalises with the statistics of the batch in evaluation mode, so that examples depend on "
