@@ -28,12 +28,12 @@ def pair_of(batch: Any) -> Pair | None:
     if isinstance(batch, Pair) or not isinstance(batch, Mapping):
         return batch if isinstance(batch, Pair) else None
     first, second = (
-        {own: value for name, value in batch.items() if (own := member(name, word)) is not None}
+        {role: value for name, value in batch.items() if (role := member(name, word)) is not None}
         for word in (CHOSEN, REJECTED)
     )
     if not first or not second:
         return None
-    own = {name for name in batch if member(name, CHOSEN) is not None or member(name, REJECTED) is not None}
+    own = [name for name in batch if any(member(name, word) is not None for word in (CHOSEN, REJECTED))]
     others = [name for name, value in batch.items() if name not in own and isinstance(value, Tensor)]
     if first.keys() != second.keys() or others:
         raise PeewitError(
