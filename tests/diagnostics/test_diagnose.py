@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from typing import Any
 
 import pytest
@@ -314,6 +315,29 @@ def test_a_noise_that_effective_dimensions_explain() -> None:
     tuned = la.tune()  # the fixed point
     factor = float(tuned.likelihood.factor) / residual
     assert factor > 2.5 and tuned.diagnose((x, y))["residuals"].severity == "problem"
+
+
+def test_a_noise_that_tuning_chose() -> None:
+    """Training residuals of a network that follows its targets are no noise to set; validation data know better."""
+    x, y = curve(n=160)
+    data, held = (x[:30], y[:30]), (x[30:], y[30:])
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 60), nn.Tanh(), nn.Linear(60, 1)).double().to(DEVICE)
+    model = trained(model, squares(data, 0.1), 0.02, 300)
+    residual = float((model(data[0]) - data[1]).square().mean().sqrt().detach())
+    la = pw.fit(model, data, "regression")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pw.TuningWarning)
+        tuned, validated = la.tune(train=data), la.tune(validation=held)
+    assert float(tuned.likelihood.noise) > 2.5 * residual and float(validated.likelihood.noise) > 2.5 * residual
+    said = tuned.diagnose(data)["residuals"]
+    assert said.severity == "problem" and "unless the network is closer to its training targets" in said.sentence
+    assert "a noise that is known otherwise" in said.advice and f"{residual:.3g}" not in said.advice
+    said = validated.diagnose(data)["residuals"]
+    assert said.severity == "note" and "Validation data chose it" in said.sentence
+    assert "with_noise" not in said.advice
+    fixed = validated.with_noise(float(validated.likelihood.noise)).diagnose(data)["residuals"]
+    assert fixed.severity == "problem"
 
 
 def test_a_noise_of_outputs_of_different_sizes() -> None:

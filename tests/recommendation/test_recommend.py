@@ -409,12 +409,22 @@ def test_a_network_that_is_worse_than_a_constant_is_named_first(monkeypatch: pyt
     assert found.reasons[0].startswith("The network is worse than a constant: ")
 
 
+def test_one_example_of_a_regression() -> None:
+    """The reason does not claim that predictions explain the training data, which a noise does not promise."""
+    torch.manual_seed(0)
+    found = pw.recommend(nn.Linear(2, 1), (torch.ones(1, 2), torch.ones(1, 1)), "regression")
+    told = " ".join(found.reasons)
+    assert "recipes that choose prior and noise by the training data" in told and "explain the training" not in told
+    assert "On 1 training example its NLL" in told
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"train": passes([TRAIN])}, "train is a one-shot iterator"),
         ({"validation": passes([TRAIN])}, "validation is a one-shot iterator"),
         ({"ood": passes([FAR])}, r"ood={'ood': ...} is a one-shot iterator"),
+        ({"ood": {"far": torch.zeros(5, 9)}}, r"ood={'far': ...} does not fit the network"),
         ({"seconds": 0}, "expected a positive number"),
         ({"seconds": True}, "expected a positive number"),
         ({"seconds": "1"}, "expected a positive number"),

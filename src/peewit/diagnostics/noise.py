@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..likelihoods import Gaussian, HeteroscedasticGaussian, Poisson
-from .findings import Finding, Severity, fine
+from .findings import Finding, Severity, fine, note
 from .gradients import Residuals
 
 if TYPE_CHECKING:
@@ -115,8 +115,13 @@ def check_residuals(la: PosteriorState, residuals: Residuals, gamma: float) -> F
             "it is below."
         )
         advice = advice_by_output(la)
+    elif chosen_by(la) == "validation NLL" and factors.plain.value > 1:
+        sentence = f"The {what} is large: {words}. Validation data chose it: the network is closer to its training "
+        sentence += "targets than to new ones."
+        advice = "Intervals are as wide as those data ask for. To narrow them, train with more data, or stop earlier."
+        return note("residuals", sentence, advice, numbers)
     else:
-        sentence, advice = f"The {what} is too {effect_of(factors, words)}", advice_of(la, factors, numbers)
+        sentence, advice = f"The {what} is too {effect_of(la, factors, words)}", advice_of(la, factors, numbers)
     return Finding(topic="residuals", severity=factors.severity, sentence=sentence, advice=advice, numbers=numbers)
 
 
@@ -161,10 +166,22 @@ def words_of(factors: NoiseFactors, noise: float | None) -> str:
     return words + ("" if corrected is None else f"{correction}they are {noise / corrected.value:.3g}")
 
 
-def effect_of(factors: NoiseFactors, words: str) -> str:
+def chosen_by(la: PosteriorState) -> str:
+    """The score by which tuning chose the noise; "" where it did not."""
+    trace = la.trace
+    return "" if trace is None or len(set(trace.noises)) < 2 else trace.objective
+
+
+def is_guess(la: PosteriorState, factors: NoiseFactors) -> bool:
+    """Whether the noise may be right though residuals are smaller, because the network follows its training targets."""
+    return factors.explained or (factors.plain.value > 1 and chosen_by(la) != "")
+
+
+def effect_of(la: PosteriorState, factors: NoiseFactors, words: str) -> str:
     """Large or small, and what that means."""
     if factors.plain.apart > APART and factors.plain.value > 1:
-        unless = ", unless the network is closer to its training targets than to new ones" if factors.explained else ""
+        guess = is_guess(la, factors)
+        unless = ", unless the network is closer to its training targets than to new ones" if guess else ""
         return f"large: {words}. Intervals are too wide{unless}."
     return f"small: {words}. Intervals {'are' if factors.plain.apart > APART else 'may be'} too narrow."
 
@@ -176,7 +193,7 @@ def advice_of(la: PosteriorState, factors: NoiseFactors, numbers: dict[str, floa
     if not isinstance(la.likelihood, Gaussian):
         return "Give the likelihood a predictive distribution that is as wide as the residuals."
     advice = f"Tune it on data that the network was not trained on, {validation_call(la)}"
-    if factors.explained or factors.plain.value >= MOST:  # residuals of an interpolation say nothing of the noise
+    if is_guess(la, factors) or factors.plain.value >= MOST:  # residuals of an interpolation say nothing of the noise
         return f"{advice}; or set a noise that is known otherwise, la.with_noise(...)."
     low, high = numbers["residual"], numbers.get("corrected", numbers["residual"])
     if high / low > APART:

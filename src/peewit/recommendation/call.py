@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 from .. import likelihoods
 from ..evaluation.call import unknown_sets
+from ..evaluation.gathering import inputs_of
 from ..evaluation.subject import Subject
 from ..laplace import Laplace
 from ..likelihoods import Likelihood, LikelihoodName
@@ -22,7 +24,7 @@ from ..messages.python_code import write_value
 from ..network.batches import Batches
 from ..network.isolation import entry_point
 from ..network.modules import device_of, unwrap
-from ..network.nests import Data
+from ..network.nests import Data, take
 from ..posterior.measure import gaussian_of_residuals
 from ..runtime.random import seed_of
 from . import recipes
@@ -161,6 +163,7 @@ def task_of(
         with contextlib.suppress(PeewitError):  # where there are none, it keeps the likelihood's own
             family = gaussian_of_residuals(model, Batches(train, model, "train"))
     plain = Subject.of(model, family, {}, memory).with_form(*Batches(known.batches, model, "known").first())
+    check_unknown(plain, unknown)
     return RecipeTask(
         model=model,
         train=train,
@@ -173,6 +176,16 @@ def task_of(
         memory=memory,
         seed=seed,
     )
+
+
+def check_unknown(plain: Subject, unknown: Mapping[str, Any]) -> None:
+    """Refuse unknown inputs that the network does not take, before any recipe is scored on them."""
+    for name, data in unknown.items():
+        inputs, _ = inputs_of(data, plain.model, f"ood: {name!r}").first()
+        try:
+            plain.network().outputs(take(inputs, slice(0, 1)))
+        except Exception as error:  # the network's own
+            raise PeewitError(f"ood={{{name!r}: ...}} does not fit the network. {words_of(error)}") from error
 
 
 def finish(task: RecipeTask, attempts: list[Attempt], choice: Choice) -> Recommendation:

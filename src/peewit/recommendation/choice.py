@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..likelihoods import WithNoise
 from ..messages.errors import PeewitError
+from .examples import HeldExamples
 from .trying import Attempt, RecipeTask, nll
 
 LIKELY = 3.0  # nats between two evidences, from which on they tell recipes apart: a factor of 20 in probability
@@ -52,7 +53,7 @@ def by_validation(task: RecipeTask, ranked: Sequence[Attempt]) -> Choice:
     estimate = best.row.nll
     assert estimate is not None
     reasons = [
-        f"{best.row.name!r} has the lowest NLL on {len(task.known):,} validation examples: "
+        f"{best.row.name!r} has the lowest NLL on {count_of(task.known, 'validation')}: "
         f"{estimate.value:.4g}, and from {estimate.low:.4g} to {estimate.high:.4g} when these are drawn anew (95 %)."
     ]
     plain = next((attempt for attempt in ranked if attempt.recipe.baseline == "plain"), None)
@@ -97,14 +98,16 @@ def explains(attempt: Attempt) -> bool:
 def by_training(task: RecipeTask, posteriors: Sequence[Attempt], scored: Sequence[Attempt]) -> Choice:
     """The most weights of those that explain the training data; or the one that surely tells unknown inputs better."""
     best, why = max(posteriors, key=weights), "with the most uncertain weights"
+    what = "whose predictions explain the training data about as well as the network does"
     assert best.la is not None
     if isinstance(best.la.likelihood, WithNoise):
+        what = "that choose prior and noise by the training data"
         why += ": few weights leave the noise at the residuals of an overfitted network"
     elif surest := surely_first(posteriors):
         best, why = surest, "which tells unknown inputs best, by AUROC"
     reason = (
-        "There is no validation data. Of the recipes whose predictions explain the training data about as well as the "
-        f"network does, {best.row.name!r} was taken, {why}. Give validation= to choose by predictions."
+        f"There is no validation data. Of the recipes {what}, {best.row.name!r} was taken, {why}. Give validation= to "
+        "choose by predictions."
     )
     return Choice(best=best, posterior=best, reasons=(reason, *about_training(task, best, scored)))
 
@@ -187,7 +190,7 @@ def about_training(task: RecipeTask, best: Attempt, scored: Sequence[Attempt]) -
     if plain is not min(scored, key=nll) or between is None or between.low <= 0:
         return []
     return [
-        f"On {len(task.known):,} training examples its NLL is {best.row.nll.value:.3g}, and that of the plain network "
+        f"On {count_of(task.known, 'training')} its NLL is {best.row.nll.value:.3g}, and that of the plain network "
         f"{plain.row.nll.value:.3g}. Whether that is due caution or too much of it, validation data would say."
     ]
 
@@ -211,6 +214,11 @@ def about_problems(attempts: Sequence[Attempt]) -> list[str]:
     failed = [each.row.name for each in attempts if each.row.problem and each.row.name not in untried]
     sentences = [f"Not tried, for lack of time: {list_quoted(untried)}."] if untried else []
     return [*sentences, f"Failed, or without scores, see the table: {list_quoted(failed)}."] if failed else sentences
+
+
+def count_of(examples: HeldExamples, kind: str) -> str:
+    """`1 training example`, `2,000 training examples`."""
+    return f"{len(examples):,} {kind} example{'s' * (len(examples) != 1)}"
 
 
 def list_quoted(names: Sequence[str]) -> str:
