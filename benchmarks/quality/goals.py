@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.quality.board import (
+    ERRORS,
     PLAIN,
     RECIPE,
     TEMPERATURE,
@@ -181,6 +182,12 @@ class Warned:
     key: str
     difference: float  # of the NLL from the plain network's
     warnings: tuple[str, ...]
+    error: float | None = None  # of the difference, over the test examples; None where it was not measured
+
+    @property
+    def sure(self) -> bool:
+        """Whether the difference is more than two errors above zero."""
+        return self.error is not None and self.difference > ERRORS * self.error
 
     @property
     def worse(self) -> bool:
@@ -196,8 +203,9 @@ def runs(board: Board, tasks: Sequence[TaskInfo], way: str = RECIPE) -> list[War
     found = []
     for task in tasks:
         for key, difference in board.differences(task.name, way, PLAIN, figure("nll")).items():
-            warned = board.cases(task.name, way)[key].get("warned", [])
-            found.append(Warned(task.name, key, difference, tuple(warned)))
+            record = board.cases(task.name, way)[key]
+            warned = tuple(record.get("warned", []))
+            found.append(Warned(task.name, key, difference, warned, record.get("error")))
     return found
 
 
@@ -210,6 +218,9 @@ def every_worse_run_warned(board: Board, tasks: Sequence[TaskInfo]) -> Verdict:
     text = f"{len(worse) - len(silent)} of {len(worse)} runs that got worse"
     if silent:
         text += f"; the largest harm without a warning: {silent[0].task} {silent[0].difference:+.3f}"
+    if known := [run for run in worse if run.error is not None]:
+        sure = sum(run.sure for run in known)
+        text += f"; of {len(known)} whose own error is known, {sure} got worse by more than two errors"
     return Verdict(not silent, text)
 
 

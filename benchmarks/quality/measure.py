@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from benchmarks.measure import Failure, attempt
 from benchmarks.quality.cases import Case
-from benchmarks.quality.scores import Answer, detection, figures
+from benchmarks.quality.scores import Answer, detection, figures, nlls, paired_error
 from benchmarks.quality.training import losses
-from benchmarks.quality.ways import BATCH, Way, answer
+from benchmarks.quality.ways import BATCH, Plain, Way, answer
 
 Record = dict[str, Any]
 LONGEST = 300  # letters of a warning that are kept
@@ -67,8 +67,16 @@ def measured(way: Way, case: Case, passes: Passes) -> Record | None:
     }
     if warned := worth_hearing(caught):
         record["warned"] = warned
+    if not isinstance(way, Plain):
+        record["error"] = error_against_plain(known, case)
     check_finite(record["figures"])
     return record
+
+
+def error_against_plain(known: Answer, case: Case) -> float:
+    """The standard error, over the test examples, of the NLL less the plain network's."""
+    inputs, targets = case.parts.test
+    return paired_error(nlls(known, targets), nlls(answer(Plain().fit(case).ask, inputs), targets))
 
 
 def worth_hearing(caught: list[warnings.WarningMessage]) -> list[str]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.quality import overview, sections
+from benchmarks.quality import batchnorm, harm, overview, sections
 from benchmarks.quality.board import Board
 from benchmarks.quality.cells import halves
 from benchmarks.quality.goals import GOALS
@@ -20,7 +20,8 @@ INTRODUCTION = """# Quality of predictions
 
 Do predictions get better, on real tasks and for ordinary networks? This page compares the plain network, temperature
 scaling, MC dropout, a deep ensemble, laplace-torch and many ways to use peewit. Every number on it comes from the
-files in `benchmarks/quality/results`, one for each task and way.
+files in `benchmarks/quality/results`, one for each task and way; [one section](#what-training-data-tell-of-harm) has a
+file of its own, `benchmarks/quality/harm.json`.
 
 ```bash
 make quality ARGS="--data DIR"             # measures what is not in the files yet; --help for the options
@@ -52,6 +53,9 @@ NOTES = """## How it was measured
 - A plain pass is one forward pass over the test data for predictions, and one forward and backward pass over the
   training data for fits.
 """
+
+
+EXPLAINED = {**overview.EXPLAINED, **sections.EXPLAINED, **harm.EXPLAINED}
 
 
 def summary(board: Board) -> list[str]:
@@ -98,8 +102,12 @@ def tables(board: Board) -> list[tuple[str, list[Table]]]:
     """The sections of the page."""
     every = [overview.all_ways(board, *key) for key in overview.PARTS]
     return [
-        ("With validation data", [sections.validated_nll(board), sections.intervals(board)]),
+        (
+            "With validation data",
+            [sections.validated_nll(board), sections.misses_by_way(board), sections.intervals(board)],
+        ),
         ("Without validation data", [sections.unvalidated_nll(board), *sections.warning_tables(board)]),
+        ("What training data tell of harm", harm.harm_tables(batchnorm.read_results(harm.RESULTS))),
         ("Unknown inputs", [sections.unknown_inputs(board)]),
         ("What was tried", [overview.ways_in_short(board), *every]),
         ("Other figures", [overview.other_figures(board, name) for name in overview.LIKELIHOODS]),
@@ -120,7 +128,7 @@ def page(board: Board, pictures: Sequence[tuple[str, str]] = ()) -> str:
             lines += [f"## {title}", ""]
             for table in shown:
                 lines += markdown(table)
-                lines += [overview.EXPLAINED[table.title], ""] if table.title in overview.EXPLAINED else []
+                lines += [EXPLAINED[table.title], ""] if table.title in EXPLAINED else []
     return "\n".join(lines).rstrip() + "\n"
 
 

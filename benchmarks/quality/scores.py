@@ -46,6 +46,22 @@ def figures(answer: Answer, targets: Tensor) -> dict[str, float]:
     return normal_figures(answer.mean.double(), answer.variance.double(), targets.double())
 
 
+def nlls(answer: Answer, targets: Tensor) -> Tensor:
+    """(N,) negative log probabilities of the targets, in nats."""
+    targets = targets.cpu()
+    if answer.probs is not None:
+        return -answer.probs.double().gather(1, targets[:, None])[:, 0].clamp(min=SMALLEST).log()
+    assert answer.mean is not None and answer.variance is not None
+    variance = answer.variance.double()
+    z = (targets.double() - answer.mean.double()).square() / variance
+    return (0.5 * (z + variance.log() + math.log(2 * math.pi))).sum(1)
+
+
+def paired_error(own: Tensor, other: Tensor) -> float:
+    """The standard error over the examples of the mean of differences."""
+    return float((own - other).std()) / math.sqrt(len(own)) if len(own) > 1 else math.nan
+
+
 def class_figures(probs: Tensor, labels: Tensor) -> dict[str, float]:
     """NLL in nats, Brier score, calibration error of the likeliest class in bins of equal width, and accuracy."""
     picked = probs.gather(1, labels[:, None])[:, 0]

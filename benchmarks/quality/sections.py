@@ -13,11 +13,12 @@ from benchmarks.quality.board import (
     VALIDATED,
     Board,
     auroc,
+    average,
     figure,
     mean_over,
     score_of,
 )
-from benchmarks.quality.cells import MISSING, by_training, halves, mean_of, means_rows, number, signed
+from benchmarks.quality.cells import MISSING, by_training, halves, mean_of, means_rows, number, ordered, signed
 from benchmarks.quality.goals import (
     EACH_COVERAGE,
     MUTUAL,
@@ -32,6 +33,11 @@ from benchmarks.quality.goals import (
 )
 from benchmarks.tables import Row, Table
 
+MISSES = "Where the goal is missed: all ways with validation data, less the better of both"
+BASES = (PLAIN, TEMPERATURE, f"{TEMPERATURE}, stop data")
+EXPLAINED = {
+    MISSES: "Tasks whose mean is farther above the better of the plain network and temperature scaling than allowed."
+}
 LETTERS = 90  # of a warning in the table
 
 
@@ -52,12 +58,30 @@ def gap_rows(board: Board, gaps: Sequence[Gap], way: str, ways: Sequence[str]) -
     )
 
 
+def validation_tables(board: Board) -> list[Table]:
+    """With validation data: NLL, where it misses its goal, and intervals."""
+    return [validated_nll(board), misses_by_way(board), intervals(board)]
+
+
 def validated_nll(board: Board) -> Table:
     """With validation data: NLL beside the better of both."""
     ways = (PLAIN, TEMPERATURE, VALIDATED)
     rows = gap_rows(board, against_both(board, board.tasks), VALIDATED, ways)
     columns = ("task", "half", *ways, "early", "fixed", "difference", "from", "allowed", "holds")
     return Table("NLL with validation data", columns, rows + means_rows(board, ways, len(columns)))
+
+
+def misses_by_way(board: Board) -> Table:
+    """Where the goal with validation data is missed: every way with validation data, less the same base."""
+    missed = [gap for gap in against_both(board, board.tasks) if not gap.holds]
+    ways = [way for way in ordered(board) if way not in BASES and board.header(way)["validated"]] if missed else []
+    rows = []
+    for gap in missed:
+        for way in ways:
+            whole = average(board.differences(gap.task.name, way, gap.base, figure("nll")))
+            if whole is not None:
+                rows.append((gap.task.name, way, *by_training(board, gap.task, way, gap.base), signed(whole)))
+    return Table(MISSES, ("task", "way", "early", "fixed", "difference"), tuple(rows))
 
 
 def unvalidated_nll(board: Board) -> Table:

@@ -131,6 +131,16 @@ def test_maps_call_classes_by_their_names() -> None:
     assert figure.data[-1].name == "&lt;s>"
 
 
+@pytest.mark.parametrize("layer", ["confidence", "what the weights leave open", "probability of class 1"])
+def test_a_map_shows_the_wanted_layer_first(layer: str) -> None:
+    small = case("classes")
+    figure = figures.decision_map(small.fit("diag"), small.data, points=3, layer=layer)
+    shown = [trace.name for trace in figure.data if trace.type == "heatmap" and trace.visible]
+    assert shown == [layer] and figure.layout.updatemenus[0].buttons[figure.layout.updatemenus[0].active].label == layer
+    with pytest.raises(pw.PeewitError, match="did you mean 'entropy'"):
+        figures.decision_map(small.fit("diag"), small.data, points=3, layer="entropie")
+
+
 def test_data_at_one_place_have_a_range_around_it() -> None:
     small = case("regression")
     la = small.fit("full")

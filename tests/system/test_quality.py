@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
 import sklearn.metrics
 import torch
 import torchmetrics
@@ -44,6 +45,20 @@ def test_area_under_the_curve_with_ties(digits: int) -> None:
 
 def test_a_score_that_is_the_same_everywhere_tells_nothing() -> None:
     assert scores.detection(torch.zeros(5), torch.zeros(7)) == 0.5
+
+
+def test_each_example_has_its_share_of_the_nll() -> None:
+    torch.manual_seed(0)
+    probs, labels = torch.randn(50, 4).softmax(1), torch.randint(0, 4, (50,))
+    mean, variance, y = torch.randn(50, 1), torch.rand(50, 1) + 0.1, torch.randn(50, 1)
+    for answer, targets in ((scores.Answer(probs=probs), labels), (scores.Answer(mean=mean, variance=variance), y)):
+        own = scores.nlls(answer, targets)
+        assert own.shape == (50,)
+        assert float(own.mean()) == pytest.approx(scores.figures(answer, targets)["nll"], rel=1e-9)
+    first, second = torch.randn(9), torch.randn(9)
+    expected = scipy.stats.sem((first - second).double().numpy())
+    assert scores.paired_error(first, second) == pytest.approx(expected, rel=1e-5)
+    assert math.isnan(scores.paired_error(first[:1], second[:1]))
 
 
 def test_figures_of_classes() -> None:
@@ -290,6 +305,7 @@ def test_a_record_has_all_there_is_to_know(counter: Counter) -> None:
         assert record["unknown"]["far"].keys() >= {"entropy"}
         assert record["network"] == fingerprint(case.networks.plain)
         assert record["cost"].keys() == {"fit", "predict", "seconds"}
+        assert ("error" in record) == (way.name != "plain") and record.get("error", 1.0) > 0
     assert record["unknown"]["far"].keys() == {"entropy", "mutual information"}
     assert record["settings"].keys() == {"precision", "effective dimensions", "examples", "weights"}
 

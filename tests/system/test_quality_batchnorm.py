@@ -17,16 +17,9 @@ from torch import nn
 from benchmarks.quality import batchnorm
 from benchmarks.quality.cases import Likelihood
 from benchmarks.quality.training import Recipe
+from quality_tables import table_of
 
 SHORT = Recipe(hidden=(6,), steps=120, batch=16)
-
-
-def table_of(likelihood: Likelihood) -> tuple[np.ndarray, np.ndarray, None]:
-    """100 examples of three features, with three classes or a number."""
-    random = np.random.RandomState(0)
-    x = random.randn(100, 3)
-    y = x[:, 0] + 0.3 * random.randn(100)
-    return x, np.digitize(y, [-0.5, 0.5]) * 10 if likelihood == "classification" else y, None
 
 
 @pytest.mark.parametrize("likelihood", ["classification", "regression"])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quality import batchnorm, goals, linear_mode, page
-from benchmarks.quality.board import PLAIN, RECIPE, TEMPERATURE, VALIDATED, Board, TaskInfo, auroc, figure
+from benchmarks.quality import batchnorm, goals, harm, linear_mode, page
+from benchmarks.quality.board import PLAIN, RECIPE, TEMPERATURE, VALIDATED, Board, TaskInfo, auroc, average, figure
 from benchmarks.quality.cells import mean_of
 from benchmarks.quality.store import RESULTS
 from benchmarks.tables import Table, markdown
@@ -119,6 +119,51 @@ def test_intervals_of_the_page_on_limits() -> None:
     assert [round(ratio) for ratio in ratios] == [3, 7] and "at three and seven times the width" in said
     worse = [each.name for each in numbers if detected(each) < 0.5]
     assert f"four of the benchmark's nine tables of numbers ({', '.join(worse)})" in said
+
+
+def test_findings_on_the_page() -> None:
+    """What is written by hand on the page of the benchmark."""
+    said = flat("benchmarks/quality/findings.md")
+    nll = figure("nll")
+    (miss,) = [gap for gap in goals.against_both(board(), board().tasks) if not gap.holds]
+    sampled = average(board().differences("vehicle", "validation, mc", miss.base, nll))
+    assert miss.task.name == "vehicle" and sampled is not None and sampled.mean <= goals.allowed(sampled)
+    assert f"{signed(sampled.mean)} instead of {signed(miss.difference.mean)}" in said
+    gaps = [
+        gap.mean
+        for each in board().tasks
+        if each.classes and (gap := average(board().differences(each.name, "validation, mc", VALIDATED, nll)))
+    ]
+    assert f"On {sum(gap > 0 for gap in gaps)} of the {len(gaps)} tables of classes" in said
+    assert f"by {short(statistics.fmean(gaps))} nats on the mean of all nine" in said
+    runs = goals.runs(board(), board().tasks)
+    assert not any(run.warnings for run in runs if run.worse) and "No run that got worse was warned" in said
+    warned = [run for run in runs if run.warnings]
+    gains = [board().differences(run.task, RECIPE, VALIDATED, nll)[run.key] for run in warned]
+    assert f"in all {len(warned)} runs that it named" in said
+    assert f"would have gained {short(min(gains), 1)} to {short(max(gains), 1)} nats" in said
+
+
+def test_findings_on_signals_of_harm() -> None:
+    said = flat("benchmarks/quality/findings.md")
+    numbers, classes = (
+        {row[0]: row for row in harm.signal_table(harm.read_results(harm.RESULTS), each, "").rows}
+        for each in (harm.NUMBERS, harm.CLASSES)
+    )
+    several = "noise over the targets' deviation"
+    caught = {name: float(re.search(r"\((\d+)%\)", row[4])[1]) for name, row in numbers.items()}  # type: ignore[index]
+    assert all(share < 10 for name, share in caught.items() if name != several) and caught[several] > 10
+    assert float(numbers[several][6].rstrip("%")) > 10 and "none of them](#what-training" in said.replace(
+        "[none", "none"
+    )
+    assert float(numbers["noise over residuals"][-1]) > 0.95
+    few = classes["effective dimensions per label"]
+    assert few[1] == "low" and float(re.search(r"\((\d+)%\)", few[4])[1]) > 50 and few[5].startswith("0 of ")  # type: ignore[index]
+
+
+def signed(number: float) -> str:
+    """As the pages write it: +.012."""
+    return f"{number:+.3f}".replace("0.", ".", 1)
 
 
 def detected(info: TaskInfo) -> float:

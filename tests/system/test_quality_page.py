@@ -139,6 +139,17 @@ def test_goals(folder: Path) -> None:
     assert judge(7, "all") == goals.Verdict(True, "0 of 9 runs that improved (0.0%)")
 
 
+def test_runs_that_surely_got_worse(folder: Path) -> None:
+    """By more than two of their own errors, of those that have one."""
+    content = store.read(store.path_of(folder, "first", "recipe"))
+    for key, error in (("fixed/whole/0", 0.04), ("fixed/whole/1", 0.06)):  # the harm is .1
+        content["cases"][key]["error"] = error
+    store.add(folder, "first", "recipe", {}, content["cases"])
+    read = board.Board.read(folder)
+    verdict = goals.every_worse_run_warned(read, read.tasks)
+    assert verdict.text.endswith("of 2 whose own error is known, 1 got worse by more than two errors")
+
+
 def test_two_standard_errors_are_allowed() -> None:
     few = board.Estimate(mean=0.1, error=0.2, splits=3)
     assert goals.allowed(few) == 0.2
@@ -154,6 +165,9 @@ def test_tables(folder: Path) -> None:
         *("temperature", "0.005", "**no**"),
     )
     assert rows["second"][7:] == ("-0.010 ± 0.000", "temperature", "0.005", "yes")
+    assert sections.misses_by_way(read).rows == (
+        ("third", "validation", "+0.200 ± 0.000", "+0.200 ± 0.000", "+0.200 ± 0.000"),
+    )
     unvalidated = {row[0]: row for row in sections.unvalidated_nll(read).rows}
     assert unvalidated["first"][4:] == ("-0.040 ± 0.023", "+0.100 ± 0.000", "+0.030 ± 0.012", "**no**")
     assert sections.intervals(read).rows[0][2:] == (

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..messages.errors import PeewitError
+from ..messages.names import check_name
 from ..network.batches import Batches
 from ..network.isolation import entry_point
 from ..predictions.binary import Binary
@@ -267,6 +268,7 @@ def decision_map(
     extend: float | None = None,
     points: int | None = None,
     classes: Sequence[str] | None = None,
+    layer: str = "confidence",
     memory: float | None = None,
     progress: bool = False,
 ) -> Figure:
@@ -281,6 +283,8 @@ def decision_map(
         extend: Share of the data's range to add on all sides. None for 0.5.
         points: Points along each side of the map, at least 3. None for 61.
         classes: Names of the classes; None for "class 0", "class 1", ...
+        layer: What of the menu is shown first: "confidence", "confidence of the plain network", "entropy", "what the
+            weights leave open", or "probability of class 0", ...
         memory: Bytes for temporary results. None for the posterior's limit.
         progress: Whether to show a progress bar over the data.
 
@@ -304,6 +308,8 @@ def decision_map(
     names = [str(each) for each in classes] if classes else [f"class {number}" for number in range(numbers.classes)]
     if len(names) != numbers.classes:
         raise PeewitError(f"classes has {len(names)} names, and the network {numbers.classes} classes.")
+    check_name(layer, tuple(numbers.layers), "layer")
+    first = list(numbers.layers).index(layer)
     class_titles = {f"probability of class {number}": f"probability of {name}" for number, name in enumerate(names)}
     titles = [style.literal(class_titles.get(name, name)) for name in numbers.layers]
     figure = graph_objects().Figure()
@@ -314,7 +320,7 @@ def decision_map(
         high = 1.0 if shares else max(float(values.max()), 1e-12)
         figure.add_heatmap(
             x=numbers.a.tolist(), y=numbers.b.tolist(), z=style.short_lists(values, 4),
-            zmin=low, zmax=high, name=name, visible=number == 0, zsmooth="best", colorscale=style.SEQUENTIAL,
+            zmin=low, zmax=high, name=name, visible=number == first, zsmooth="best", colorscale=style.SEQUENTIAL,
             reversescale=not shares, colorbar=style.bar("" if shares else "nats"),
             hovertemplate=f"{name}: %{{z:.3f}}<br>at (%{{x:.3g}}, %{{y:.3g}})<extra></extra>",
         )  # fmt: skip
@@ -336,11 +342,14 @@ def decision_map(
         (name, [other == layer for other in range(number)] + [True] * numbers.classes)
         for layer, name in enumerate(titles)
     ]
+    aims = {
+        "confidence": "Confidence should be high near the data, and low between the classes and far from all data. ",
+        "what the weights leave open": "It should be low near the data, and high far from them. ",
+    }
     alt = (
-        "A map over two inputs, coloured by the confidence of the prediction, with the data as points. Confidence "
-        "should be high near the data, and low between the classes and far from all data. A menu shows the plain "
-        "network and the parts of the uncertainty."
+        f"A map over two inputs, coloured by the {layer.replace('what', 'doubt that')}, with the data as points. "
+        f"{aims.get(layer, '')}A menu shows the confidence, the plain network's, and the parts of the uncertainty."
     )
     style.finish(figure, "How sure, and where", alt, x="input 1", y="input 2", height=560, top=44)
-    figure.update_layout(updatemenus=[style.visibility_menu(choices)])
+    figure.update_layout(updatemenus=[style.visibility_menu(choices) | {"active": first}])
     return figure
