@@ -19,12 +19,12 @@ import reference_dense as dense
 from environment import DEVICE
 from fitting import built, classes, cut, fitted, names_of, normal, seeded
 from networks import Network
+from peewit.curvature.structures import NAMES as STRUCTURES
 from peewit.runtime.memory import Budget
 from sequence_networks import gpt_positions, token_classifier
 from tables import curvature_of, moved, relative, table
 
 EXACT = 1e-9
-STRUCTURES = ("kron", "ekfac", "diag", "block", "full")
 
 
 def small() -> nn.Module:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import peewit as pw
 from environment import DEVICE
 from fitting import classes, normal
+from peewit.curvature.structures import NAMES as STRUCTURES
 from snapshots import changed, same, snapshot
 from tables import moved
 
 NAN, INF = float("nan"), float("inf")
-STRUCTURES = ("kron", "ekfac", "diag", "block", "full")
 
 
 def network() -> nn.Module:

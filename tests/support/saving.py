@@ -11,16 +11,13 @@ from torch import Tensor
 
 import peewit as pw
 from environment import DEVICE
+from peewit.curvature import structures
 
 STRUCTURES: dict[str, Any] = {
-    "expand": pw.Kron(),
+    **{name: structure() for name, structure in structures.NAMES.items()},
     "reduce": pw.Kron(approx="reduce"),
     "joint": pw.Kron(bias="joint"),
-    "ekfac": pw.EKFAC(),
     "ekfac joint": pw.EKFAC(approx="auto", bias="joint"),
-    "diag": pw.Diag(),
-    "block": pw.Block(),
-    "full": pw.Full(),
 }
 
 

@@ -8,13 +8,13 @@ import torch
 import peewit as pw
 import reference
 import reference_dense as dense
+from peewit.curvature.structures import NAMES as STRUCTURES
 from peewit.posterior.network import network_of
 from peewit.runtime.random import Hashed
 from tables import NAMES, ROUTED, curvature_of, moved, own_bases, relative, table, tolerance
 
 EVERY = pytest.mark.parametrize("name", NAMES)
 EXACT = 1e-8
-STRUCTURES = ("kron", "ekfac", "diag", "block", "full")
 
 
 @EVERY

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import peewit as pw
 import reference_dense as dense
 from environment import DEVICE
+from peewit.curvature.structures import NAMES as STRUCTURES
 from peewit.jacobians.output_layer import identity_probes
 from peewit.network.isolation import isolated
 from peewit.runtime.memory import Budget
@@ -22,7 +23,6 @@ from random_grammar import stored_transposed
 from tables import NAMES, Table, curvature_of, moved, relative, table, tolerance
 
 EVERY = pytest.mark.parametrize("name", NAMES)
-STRUCTURES = ("kron", "ekfac", "diag", "block", "full")
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 # Sums over examples in another order, and gradients in other strides.
 EXACT = 1e-8

@@ -20,6 +20,7 @@ from cases import BY_NAME
 from environment import DEVICE
 from fitting import built, names_of, normal, weights_of
 from networks import Network, parameter
+from peewit.curvature.structures import NAMES as STRUCTURES
 from peewit.tracing.layers.examples import BatchAxis
 from peewit.tracing.layers.weight_views import WeightView
 from tables import NAMES, ROUTED, curvature_of, moved, relative, table, tolerance
@@ -27,7 +28,6 @@ from tables import NAMES, ROUTED, curvature_of, moved, relative, table, toleranc
 EVERY = pytest.mark.parametrize("name", NAMES)
 IMAGES = [name for name in NAMES if any(p.dim() == 4 for p in BY_NAME[name].make()[0].parameters())]
 EXACT = 1e-8
-STRUCTURES = ("kron", "ekfac", "diag", "block", "full")
 
 
 def with_gaps(tensor: Tensor) -> Tensor:
