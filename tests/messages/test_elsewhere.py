@@ -102,6 +102,19 @@ def test_options_of_values(make: Callable[..., Any], options: dict[str, Any], sa
     assert says in str(caught.value)
 
 
+def test_options_of_figures_and_metrics(la: pw.Laplace) -> None:
+    """Every public function of both, but those that hand options on."""
+    for module, name, options, says in (
+        (pw.metrics, "ece", {"n_bins": 10}, "ece() has no option 'n_bins'; did you mean 'bins'?"),
+        (pw.figures, "compare", {"metrics": 1}, "compare() has no option 'metrics'"),
+        (pw.figures, "specimens", {"wrong": 3}, "specimens() has no option 'wrong'"),
+    ):
+        with pytest.raises(pw.ArgumentTypeError, match=re.escape(says)):
+            getattr(module, name)(None, **options)
+    with pytest.raises(pw.ArgumentTypeError, match="did you mean 'directions'"):
+        pw.figures.landscape_1d(la, (X, Y), direction="random")
+
+
 def test_options_of_a_prediction(la: pw.Laplace) -> None:
     """Of its methods."""
     pred = la.predict(X)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,25 @@ from ..network.isolation import unaffected
 from ..weights.ranges import WeightRange
 from .contracts import Precision
 from .operators import DiagonalOperator, RotatedOperator
+
+
+class DiagonalForm(NamedTuple):
+    """An operator that is diagonal in bases of the rows and columns of an outermost layer's weight."""
+
+    jacobian: OutputLayerJacobian
+    weight: Tensor  # (G, O, I): the inverse of the operator in these bases
+    left: Tensor | None  # (G, O, O); None: the identity
+    right: Tensor | None  # (G, I, I)
+
+
+def diagonal_form(operator: Precision, jacobian: Jacobian) -> DiagonalForm | None:
+    """Of a layer without groups, and a diagonal operator or one of Kronecker factors in its layout; else None."""
+    if isinstance(jacobian, OutputLayerJacobian) and jacobian.groups == 1:
+        if isinstance(operator, RotatedOperator) and operator.layout == jacobian.layout:
+            return DiagonalForm(jacobian, operator.inverse, operator.left, operator.right)
+        if isinstance(operator, DiagonalOperator):
+            return DiagonalForm(jacobian, operator.weight(jacobian.layout), None, None)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,17 +164,13 @@ class Blocks:
         """
         spectra: dict[int, OutputSpectrum] = {}
         for block in self.blocks:
-            jacobian, operator = block.jacobian(jacobians), block.operator
+            jacobian = block.jacobian(jacobians)
             if jacobian is None:
                 continue
-            if not isinstance(jacobian, OutputLayerJacobian) or jacobian.groups != 1:
+            form = diagonal_form(block.operator, jacobian)
+            if form is None:
                 return None
-            if isinstance(operator, RotatedOperator) and operator.layout == jacobian.layout:
-                basis, inner = jacobian.inner(operator.inverse, operator.left, operator.right)
-            elif isinstance(operator, DiagonalOperator):
-                basis, inner = jacobian.inner(operator.weight(jacobian.layout), None, None)
-            else:
-                return None
+            basis, inner = form.jacobian.inner(form.weight, form.left, form.right)
             earlier = spectra.get(id(basis))  # a weight and its bias have the row side in common
             weights = inner[:, 0] if earlier is None else earlier[1] + inner[:, 0]
             spectra[id(basis)] = (basis if basis is None else basis[0], weights)

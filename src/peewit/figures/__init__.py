@@ -8,7 +8,7 @@ figure in a sentence or two.
 
 from typing import TYPE_CHECKING, Any
 
-from ..messages.names import nearest
+from ..messages.names import nearest, spell_functions
 from .curvature import (
     Approximations,
     CurvatureMatrices,
@@ -71,7 +71,7 @@ __all__ = [
     "sweep",
     "uncertainty_histogram",
 ]
-
+spell_functions(globals())
 
 RENAMED = {
     "Draws": "PredictionDraws",

@@ -25,13 +25,13 @@ POSTERIOR = rows(
         "times v": "H H_factor _H_factor hessian kron",
         "use la.precision.logdet()": "log_det_posterior_precision log_det logdet",
         "use la.evidence(), which has its parts": (
-            "log_det_ratio log_det_prior_precision log_likelihood scatter loss marginal_likelihood"
+            "log_det_ratio log_det_prior_precision log_likelihood scatter square_norm loss marginal_likelihood"
         ),
         "its mean is la.weights, and la.predict(x).mean is that of a prediction": "mean mu map MAP posterior_mean",
         "the trained weights are la.weights, and la.predict(x).mode is the likeliest label": "mode",
         "the kind of curvature is la.curvature": "kind",
         "la.D is the number of uncertain weights, and la.space.names says which": (
-            "n_params n_params_subset subset_of_weights parameters named_parameters"
+            "n_params n_params_subset subset_of_weights params parameters named_parameters"
         ),
         "la.N is the number of examples": "n_data num_data",
         "its training data are not kept; la.update(data) adds more": "data X y train_loader fit",
@@ -40,14 +40,16 @@ POSTERIOR = rows(
             "glm_predictive_distribution _glm_predictive_distribution functional_predict forward"
         ),
         "use la.functional(x).cov, or la.functional(x, variance_only=True).cov for variances alone": (
-            "functional_variance functional_covariance"
+            "functional_variance functional_variance_fast functional_covariance gp_quantities"
         ),
         "use la.functional_samples(x, samples) for outputs, and la.predict(x).sample(samples) for labels": (
             "predictive_samples _nn_predictive_samples"
         ),
         "use la.sample(samples)": "posterior_samples",
-        "use la.tune()": "optimize_prior_precision optimize_prior_precision_base",
+        "use la.tune()": "optimize_prior_precision optimize_prior_precision_base optimize_hyperparameters",
         "use la.save(path), and pw.load(path, model)": "state_dict load_state_dict",
+        "gradients in x are create_graph=True of la.predict and la.functional": "enable_backprop",
+        "use la.functional(x).mean.shape[1:], the shape of one output": "n_outputs",
     }
 )
 
@@ -86,7 +88,7 @@ PACKAGE = rows(
         "use pw.fit(..., structure='kron')": "KronLaplace",
         "use pw.fit(..., structure='full')": "FullLaplace",
         "use pw.fit, whose structure= says how curvature is stored": (
-            "LowRankLaplace FunctionalLaplace ParametricLaplace BaseLaplace baselaplace"
+            "LowRankLaplace FunctionalLaplace BaseFunctionalLaplace ParametricLaplace BaseLaplace baselaplace"
         ),
         "use pw.fit(..., weights='last_layer')": (
             "LLLaplace KronLLLaplace DiagLLLaplace FullLLLaplace LastLayerSubnetMask"

@@ -149,6 +149,15 @@ def spelled_class(cls: Class) -> Class:
     return cls
 
 
+def spell_functions(namespace: dict[str, Any]) -> None:
+    """Let all public functions of a module answer unknown options so, but those that hand further ones on."""
+    for name in namespace["__all__"]:
+        function = namespace[name]
+        if inspect.isfunction(function):
+            kinds = {each.kind for each in inspect.signature(function).parameters.values()}
+            namespace[name] = function if inspect.Parameter.VAR_KEYWORD in kinds else spelled(function)
+
+
 def check_options(options_given: Iterable[str], known: Sequence[str], title: str, options: str) -> None:
     """Refuse options that a call does not have, with the nearest one that it has; `options` lists them in words."""
     for name in options_given:

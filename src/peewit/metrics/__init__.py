@@ -1,5 +1,6 @@
 """Metrics of predictions: functions of probabilities or numbers and targets, and the values that a report holds."""
 
+from ..messages.names import spell_functions
 from .calibration import aurc, ece, ece_adaptive, ece_classwise, mce, reliability
 from .detection import aupr, auroc, fpr95
 from .labels import accuracy, brier, nll
@@ -30,6 +31,7 @@ __all__ = [
     "nll",
     "reliability",
 ]
+spell_functions(globals())
 
 
 def __dir__() -> list[str]:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..curvature.blocks import Blocks, OperatorBlock
-from ..curvature.operators import DenseOperator, DiagonalOperator, RotatedOperator
-from ..jacobians.output_layer import OutputLayerJacobian, Piece, outermost_pieces, row_places, row_roots
+from ..curvature.blocks import Blocks, OperatorBlock, diagonal_form
+from ..curvature.operators import DenseOperator
+from ..jacobians.output_layer import Piece, outermost_pieces, row_places, row_roots
 from ..likelihoods import Form
 from ..predictions.outputs import GaussianOutputs
 from ..runtime.memory import Budget
@@ -165,17 +165,13 @@ def spectral_form(precision: Blocks, jacobians: dict[WeightRange, Piece], mean: 
     bases: dict[int, Basis] = {}
     dtype = torch.float32
     for block in precision.blocks:
-        jacobian, operator = block.jacobian(jacobians), block.operator
-        if jacobian is None:
+        found = block.jacobian(jacobians)
+        if found is None:
             continue
-        if not isinstance(jacobian, OutputLayerJacobian) or jacobian.groups != 1:
+        form = diagonal_form(block.operator, found)
+        if form is None:
             return None
-        if isinstance(operator, RotatedOperator) and operator.layout == jacobian.layout:
-            weight, left, right = operator.inverse, operator.left, operator.right
-        elif isinstance(operator, DiagonalOperator):
-            weight, left, right = operator.weight(jacobian.layout), None, None
-        else:
-            return None
+        jacobian, weight, left, right = form
         dtype = jacobian.dtype
         basis, turn, table = (right, left, weight) if jacobian.flipped else (left, right, weight.mT)
         nothing = Basis(basis=None if basis is None else basis[0], weights=Weights(parts=[], constant=None))
