@@ -233,7 +233,7 @@ class Laplace:
             A new `Laplace`, whose `trace` is None.
 
         Raises:
-            PeewitError: `temperature` is no positive number.
+            PeewitError: `temperature` is not a positive number.
 
         Example:
             >>> la.with_temperature(0.5).temperature
@@ -255,7 +255,7 @@ class Laplace:
 
         Raises:
             PeewitError: The name is unknown.
-            ArgumentTypeError: `arithmetic` is no name.
+            ArgumentTypeError: `arithmetic` is not a known name.
 
         Example:
             >>> la.with_arithmetic("float64").weights.dtype
@@ -441,8 +441,8 @@ class Laplace:
             Weights (S, D), one row per draw, in the order of `space`.
 
         Raises:
-            PeewitError: `samples` is no positive whole number.
-            ArgumentTypeError: `generator` is no torch.Generator.
+            PeewitError: `samples` is not a positive whole number.
+            ArgumentTypeError: `generator` is not a torch.Generator.
 
         Example:
             >>> la.sample(10).shape
@@ -492,7 +492,7 @@ class Laplace:
                 outputs per example, `x` has no examples or does not require gradients with `create_graph`, or the
                 posterior has no linear mode and `at` asks for it.
             MismatchError: The network has changed since the fit.
-            ArgumentTypeError: `x` holds no tensors, or `generator` is no torch.Generator.
+            ArgumentTypeError: `x` holds no tensors, or `generator` is not a torch.Generator.
             NotFiniteError: `x`, the outputs or their covariance hold NaN or Inf.
 
         Example:
@@ -539,10 +539,10 @@ class Laplace:
             Outputs (S, B, ...), S draws.
 
         Raises:
-            PeewitError: `samples` is no positive whole number, `x` has no examples, or the posterior has no linear mode
-                and `at` asks for it.
+            PeewitError: `samples` is not a positive whole number, `x` has no examples, or the posterior has no linear
+                mode and `at` asks for it.
             MismatchError: The network has changed since the fit.
-            ArgumentTypeError: `x` holds no tensors, or `generator` is no torch.Generator.
+            ArgumentTypeError: `x` holds no tensors, or `generator` is not a torch.Generator.
             NotFiniteError: `x` or the outputs hold NaN or Inf.
 
         Example:
@@ -599,7 +599,7 @@ class Laplace:
                 or `create_graph` is asked of more than 256 outputs per example, `x` has no examples, or the posterior
                 has no linear mode and `at` asks for it.
             MismatchError: The network has changed since the fit.
-            ArgumentTypeError: `x` holds no tensors, or `generator` is no torch.Generator.
+            ArgumentTypeError: `x` holds no tensors, or `generator` is not a torch.Generator.
             NotFiniteError: `x`, the outputs or their covariance hold NaN or Inf.
 
         Example:
@@ -767,7 +767,7 @@ class Laplace:
             A new `Laplace`.
 
         Raises:
-            PeewitError: The device is unknown, the network is not there, or `model` is no copy of the network.
+            PeewitError: The device is unknown, the network is not there, or `model` is not a copy of the network.
 
         Example:
             >>> la.to("cpu").weights.device

@@ -207,8 +207,8 @@ def test_an_ensemble_and_a_recommendation(place: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("fit -m BASE:images -l classification --train pixels.npz --standardise", "is no table of numbers"),
-        ("fit -m BASE:classifier -l classification --train BASE:batches --standardise", "is no table of numbers"),
+        ("fit -m BASE:images -l classification --train pixels.npz --standardise", "is not a table of numbers"),
+        ("fit -m BASE:classifier -l classification --train BASE:batches --standardise", "is not a table of numbers"),
         ("fit -m BASE:pair -l heteroscedastic --train numbers.csv --standardise", "--set standardise=inputs"),
         (
             "fit -m BASE:regressor -l regression --train numbers.csv --set standardise=targets",

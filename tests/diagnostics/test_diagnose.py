@@ -81,7 +81,7 @@ def test_a_healthy_network_has_no_complaints(healthy: tuple[pw.Laplace, tuple[Te
     again = la.diagnose(loader)
     assert again.healthy and abs(again["fit"].numbers["energy"] - said["fit"].numbers["energy"]) < 1e-9
     assert "[fine] mode: The network is near a mode" in str(said)
-    with pytest.raises(KeyError, match="'teeth' is no topic"):
+    with pytest.raises(KeyError, match="'teeth' is not a topic"):
         said["teeth"]
 
 

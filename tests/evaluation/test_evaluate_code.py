@@ -118,7 +118,7 @@ def test_names_of_columns_that_do_not_fit() -> None:
         pw.evaluate(la, data, columns=["a", "b"])
     with pytest.raises(TypeError, match="expected one name per column"):
         pw.evaluate(la, data, columns="abc")
-    with pytest.raises(ValueError, match="no rows of a table"):
+    with pytest.raises(ValueError, match="not rows of a table"):
         pw.evaluate(pw.fit(network(), images(), "classification"), images(), columns=["a"])
 
 

@@ -306,7 +306,7 @@ def test_which_weights_share_a_precision() -> None:
 
 
 def test_the_evidence_in_words() -> None:
-    """Its parts, the groups up to forty, where it was taken, and why it is no marginal likelihood."""
+    """Its parts, the groups up to forty, where it was taken, and why it is not a marginal likelihood."""
     own = Space(("a", "bias"), (torch.Size([1500]), torch.Size([4])))
     prior = pw.Prior.layerwise([1.0, 2.0])
     made = Evidence(
@@ -328,7 +328,7 @@ def test_the_evidence_in_words() -> None:
         "  bias        1.2500   of 4",
     ]
     told = repr(replace(made, note="why", where="elsewhere")).split("\n")
-    assert told[1] == "  at elsewhere" and told[-1] == "no marginal likelihood: why" and len(told) == 8
+    assert told[1] == "  at elsewhere" and told[-1] == "not a marginal likelihood: why" and len(told) == 8
     assert not replace(made, note="why").is_marginal_likelihood
     one = replace(made, effective_dimensions=torch.tensor([7.5]), prior=pw.Prior.scalar())
     assert len(repr(one).split("\n")) == 4

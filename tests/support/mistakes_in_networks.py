@@ -175,7 +175,7 @@ QUESTIONS = [
         "targets asked too",
         lambda w: w.la.predict((w.x, w.y)),
         T,
-        ("tuple of", "targets are no inputs", "takes (input)"),
+        ("tuple of", "targets are not inputs", "takes (input)"),
     ),
     Row("a mapping asked", lambda w: w.la.predict({"image": w.x}), T, ("'image'", "takes (input)", "keywords")),
     Row("no examples asked", lambda w: w.la.predict(w.x[:0]), V, ("x has no examples", "expected at least one")),

@@ -147,8 +147,8 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 @pytest.mark.parametrize(
     "given, message",
     [
-        (["demmo"], "'demmo' is no command; did you mean 'demo'? Known: demo, recommend, fit,"),
-        (["zzz"], "'zzz' is no command; Known: demo, recommend, fit, tune,"),
+        (["demmo"], "'demmo' is not a command; did you mean 'demo'? Known: demo, recommend, fit,"),
+        (["zzz"], "'zzz' is not a command; Known: demo, recommend, fit, tune,"),
         (["demo", "--sed", "x"], "--sed"),
     ],
 )

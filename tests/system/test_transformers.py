@@ -157,7 +157,7 @@ def test_masked_language_model() -> None:
 
 
 def test_predictions_of_batches() -> None:
-    """A whole batch, its keywords, and a tokenizer's encoding are the same question; labels are no inputs."""
+    """A whole batch, its keywords, and a tokenizer's encoding are the same question; labels are not inputs."""
     collator = transformers.DataCollatorWithPadding(texts.tokenizer())
     (batch,) = loader(examples(labels=texts.LABELS), collator, 8)
     model = texts.network("BertForSequenceClassification", "BertConfig", num_labels=2)

@@ -167,7 +167,7 @@ def test_the_evidence_says_when_it_is_no_marginal_likelihood() -> None:
     model = case.case.make()[0].to(DEVICE)
     odd = pw.fit(model, (moved(case.x), moved(case.y)), Odd(), structure="diag").evidence()
     assert not odd.is_marginal_likelihood and odd.note == "an odd likelihood"
-    assert "no marginal likelihood: an odd likelihood" in repr(odd)
+    assert "not a marginal likelihood: an odd likelihood" in repr(odd)
 
 
 @pytest.mark.parametrize("structure", ["full", "block", pw.Kron(bias="joint")], ids=str)

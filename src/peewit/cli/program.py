@@ -84,7 +84,7 @@ def refuse_unknown(words: Sequence[str]) -> None:
     """Name the nearest command where an unknown one was given."""
     known = [command.__name__ for command, _ in commands.ALL]
     if words and not words[0].startswith("-") and words[0] not in known:
-        raise Problem(f"{words[0]!r} is no command; {nearest(words[0], known)}Known: {', '.join(known)}.")
+        raise Problem(f"{words[0]!r} is not a command; {nearest(words[0], known)}Known: {', '.join(known)}.")
 
 
 def is_refusal(error: Exception) -> bool:

@@ -61,8 +61,8 @@ def table_of(data: LoadedData) -> tuple[Tensor, Tensor]:
     x, y = data.value if isinstance(data.value, tuple) and len(data.value) == 2 else (None, None)
     if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.dim() != 2 or not x.is_floating_point():
         raise Problem(
-            f"--standardise was given, and {data.source} is no table of numbers; expected inputs (N, columns). Let the "
-            "network scale images and tokens."
+            f"--standardise was given, and {data.source} is not a table of numbers; expected inputs (N, columns). Let "
+            "the network scale images and tokens."
         )
     for what, numbers in (("inputs", x), ("targets", y.double().reshape(len(y), -1))):
         if len(bad := (~torch.isfinite(numbers).all(1)).nonzero()):

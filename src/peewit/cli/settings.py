@@ -93,7 +93,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Problem(f"{path} is no TOML: {error}.") from error
+        raise Problem(f"{path} is not TOML: {error}.") from error
     settings = flat(content, str(path))
     sys.path.append(str(path.parent.resolve()))  # modules beside it are found, too; `importing` takes it away again
 
@@ -171,7 +171,7 @@ def assignment(text: str) -> dict[str, Any]:
             return flat(tomllib.loads(f"{key.strip()} = {written}"), where)
         except tomllib.TOMLDecodeError as error:
             if value.strip()[:1] in ('"', "'", "[", "{"):  # meant as TOML, and wrong
-                raise Problem(f"{where}: the value is no TOML: {error}.") from error
+                raise Problem(f"{where}: the value is not TOML: {error}.") from error
     raise Problem(f"{where}: {key.strip()!r} is not a name of a setting.")
 
 

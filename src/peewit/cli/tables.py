@@ -51,7 +51,7 @@ class Table:
         return torch.tensor(columns, dtype=torch.float64).T.contiguous()
 
     def refuse_words(self, name: str, target: bool) -> NoReturn:
-        """Name the first cell of a column that is no number, and what to do about it."""
+        """Name the first cell of a column that is not a number, and what to do about it."""
         others = {number: cell for number, cell in enumerate(self.column(name), 1) if not is_number(cell)}
         number, cell = next(iter(others.items()))
         many = f" ({len(others)} of {len(self.rows)} rows have none)" if len(others) > 1 else ""

@@ -22,7 +22,7 @@ class Totals:
     form: Form | None = None
 
     def __add__(self, later: Totals) -> Totals:
-        """Of both data, in the form of the first."""
+        """The totals of both data sets, in the form of the first."""
         return Totals(
             examples=self.examples + later.examples,
             scalars=self.scalars + later.scalars,
@@ -63,7 +63,7 @@ class TotalsCounter:
     rests: list[Tensor] = field(default_factory=list)
 
     def add(self, labels: Labelled, energy: Tensor) -> None:
-        """Some examples, with their energy (N,)."""
+        """Count some examples, with their energy (N,)."""
         self.form = self.form or labels.form
         self.examples += len(energy)
         self.energies.append(energy.double().sum())
@@ -71,6 +71,6 @@ class TotalsCounter:
         self.rests.append(labels.likelihood.rest(labels.y))
 
     def total(self) -> Totals:
-        """Of all examples."""
+        """The totals of all examples."""
         energy, scalars, rest = (float(torch.stack(each).sum()) for each in (self.energies, self.scalars, self.rests))
         return Totals(examples=self.examples, scalars=scalars, energy=energy, rest=rest, form=self.form)

@@ -27,7 +27,7 @@ TWICE = 2.0  # how far precisions chosen here and there may be apart
 
 
 def at_trained(la: PosteriorState) -> PosteriorState:
-    """The same at the trained weights."""
+    """The posterior at the trained weights."""
     return la if la.linear_mode is None else replace(la, linear_mode=None)
 
 
@@ -100,7 +100,7 @@ def check_likelihood(la: PosteriorState, sums: GradientSums, gamma: float) -> It
     if caveat:
         yield note(
             "likelihood",
-            f"The evidence is no marginal likelihood: {caveat}.",
+            f"The evidence is not a marginal likelihood: {caveat}.",
             "Compare priors of this one network by it, not networks; or use the loss without these.",
         )
     residuals = sums.residuals

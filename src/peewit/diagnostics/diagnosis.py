@@ -81,7 +81,7 @@ class Diagnosis:
             if finding.topic == topic:
                 return finding
         raise KeyError(
-            f"{topic!r} is no topic of this diagnosis; it has {[finding.topic for finding in self.findings]}."
+            f"{topic!r} is not a topic of this diagnosis; it has {[finding.topic for finding in self.findings]}."
         )
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class Diagnosis:
 
 
 def find_sets(la: PosteriorState, data: Any) -> tuple[tuple[str, ...], ...]:
-    """Sets of weights whose scale does not matter; none where one example at a time is no batch to norm."""
+    """Sets of weights whose scale does not matter; none where one example at a time is not a batch to norm."""
     inputs, _ = Batches(data, la.model).first()
     return () if count(inputs) < 2 else invariant_sets(la.model, data)
 

@@ -55,7 +55,7 @@ class NoiseFactors:
 
     @staticmethod
     def of(residuals: Residuals, gamma: float) -> NoiseFactors:
-        """From their sums."""
+        """The factors, from sums of residuals."""
         plain, count = NoiseFactor.of(residuals.first, residuals.second, residuals.count), residuals.count
         corrected = None
         if count - gamma >= 1:

@@ -31,7 +31,7 @@ class Attack:
     limits: InputRange
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        """Of the loss of all labels in the inputs."""
+        """The gradient of the loss of all labels in the inputs."""
         with isolated(self.model, []), torch.enable_grad():
             variable = x.detach().clone().requires_grad_()
             f = call(self.model, variable)

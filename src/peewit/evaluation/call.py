@@ -221,7 +221,7 @@ class EvaluationOptions:
 
     @staticmethod
     def of(intervals: Any, generator: torch.Generator | None, predict: Any, shift_examples: Any) -> EvaluationOptions:
-        """Refuse what is no count, no generator or no mapping."""
+        """Refuse a count, a generator or a mapping that is not one."""
         if intervals != 0 and not is_count(intervals):
             raise PeewitError(
                 f"intervals={intervals!r} was given; expected how often examples are drawn anew, such as 1000, or 0."
@@ -274,7 +274,7 @@ def column_names(columns: Any, test: Any, first: Inputs, subject: Subject) -> tu
     """One name per column of a table: those given, of the data frame, or of the fit; None where there are none."""
     if not is_table(first):
         if columns is not None:
-            raise PeewitError("columns= was given, and inputs are no rows of a table (N, D); leave it out.")
+            raise PeewitError("columns= was given, and inputs are not rows of a table (N, D); leave it out.")
         return None
     expected = first.shape[1]
     if columns is None:

@@ -27,7 +27,7 @@ class InputRange:
 
     @staticmethod
     def of(x: Tensor) -> InputRange:
-        """Of a first batch."""
+        """The ranges of a first batch."""
         low, high = float(x.min()), float(x.max())
         return InputRange(0.0, 1.0) if low >= 0 and high <= 1 else InputRange(low, high)
 

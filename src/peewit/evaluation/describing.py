@@ -154,10 +154,10 @@ def settings_of(la: Laplace) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what has a part in the numbers."""
+    """Versions of the packages that the numbers depend on."""
     return {"peewit": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def device_name(device: torch.device) -> str:
-    """What it ran on."""
+    """The name of the device that it ran on."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -44,7 +44,7 @@ class Method(Protocol):
 
     @property
     def description(self) -> str:
-        """What it is."""
+        """What the method does, in words."""
         ...
 
     def predict(self, inputs: Inputs) -> Scorer:
@@ -66,7 +66,7 @@ class Posterior:
         return f"predictions averaged over a posterior: {posterior_in_words(self.la)}"
 
     def predict(self, inputs: Inputs) -> Scorer:
-        """Of the posterior."""
+        """The prediction of the posterior."""
         return scorer_of(self.la.predict(inputs, **self.options))
 
 

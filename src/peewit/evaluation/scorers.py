@@ -91,7 +91,7 @@ class ClassScorer(Scorer):
 
     @property
     def device(self) -> torch.device:
-        """Of the probabilities."""
+        """The device of the probabilities."""
         return self.prediction.belief.mean.device
 
     def known(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,13 +194,13 @@ class NumberScorer(Scorer, ABC):
 
 @dataclass(frozen=True, eq=False)
 class GaussianScorer(NumberScorer):
-    """S equally likely GaussianScorer, one for a closed form."""
+    """S equally likely Gaussians per target; one for a closed form."""
 
     means: Tensor  # (S, N, T, K)
     deviations: Tensor
 
     def moments(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """By the law of total variance."""
+        """The mean and both parts of the variance, by the law of total variance."""
         mean = self.means.mean(0)
         if isinstance(self.prediction, Regression):
             return mean, self.deviations[0].square(), self.prediction._moments.epistemic.double()
@@ -216,7 +216,7 @@ class GaussianScorer(NumberScorer):
         return torch.neg((log_density.logsumexp(0) - math.log(len(log_density))).sum(-1))
 
     def shape(self, flat: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Both in closed form."""
+        """CRPS and PIT in closed form."""
         pit = normal_cdf((flat - self.means) / self.deviations).mean(0)
         return {"crps": crps_mixture(self.means, self.deviations, flat), "pit": pit}
 

@@ -106,13 +106,13 @@ def _some(scores: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
 def _detections(
     known: Mapping[str, Tensor], unknown: Mapping[str, Tensor], drawn: tuple[Resampling, Resampling]
 ) -> dict[str, Detection]:
-    """By score; less confidence means unknown."""
+    """Detection by each score; less confidence means unknown."""
     signs = {name: -1.0 if name == "confidence" else 1.0 for name in known}
     return {name: detection(sign * known[name], sign * unknown[name], drawn) for name, sign in signs.items()}
 
 
 def _shifts(clean: Positions, numbers: MethodNumbers, kind: str, drawn: Resampling) -> dict[str, Shift]:
-    """By name, with the clean data first."""
+    """Results by the name of the change, with the clean data first."""
     curves: dict[str, dict[float, Positions]] = {}
     some = Positions.join(numbers.clean) if numbers.clean else clean
     for (own_kind, name, strength), batches in numbers.changed.items():

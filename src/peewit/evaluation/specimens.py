@@ -74,7 +74,7 @@ def is_table(inputs: Inputs) -> TypeGuard[Tensor]:
 
 
 def short(value: Tensor) -> float:
-    """With six digits."""
+    """Numbers with six digits."""
     return float(f"{float(value):.6g}")
 
 

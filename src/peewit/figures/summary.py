@@ -121,7 +121,7 @@ def summary_in(posterior: Mapping[str, Any]) -> Summary:
 
 
 def layer_of(layer: Mapping[str, Any]) -> Layer:
-    """One tensor, as a report describes it."""
+    """The numbers of one tensor, as a report holds them."""
     quantiles = tuple(float(each) for each in layer["variance_quantiles"])
     return Layer(str(layer["name"]), int(layer["weights"]), quantiles, float(layer["prior_variance"]))
 

@@ -60,11 +60,11 @@ class Acts:
         return act if basis is None else rotate(act, basis)
 
     def with_ones(self) -> Acts:
-        """The same inputs with a one appended."""
+        """The inputs with a one appended."""
         return replace(self, ones=True, width=self.width + 1)
 
     def operand(self, examples: slice, basis: Tensor | None, two: bool, half: torch.dtype) -> operands.Operand:
-        """The same in 16 bits, for the kernels."""
+        """The inputs in 16 bits, for the kernels."""
         if basis is not None and self.make_operand is not None and not self.ones:
             return self.make_operand(examples, basis, two, half)
         return operands.rotate(self(examples).float(), basis, 0, two, half)

@@ -96,5 +96,5 @@ class Bernoulli(Likelihood):
         return self.known(y).sum()
 
     def distribution(self, f: Tensor) -> BernoulliDistribution:
-        """Of 0 and 1, (..., T, C)."""
+        """The distribution of 0 and 1, (..., T, C)."""
         return BernoulliDistribution(logits=f, validate_args=False)

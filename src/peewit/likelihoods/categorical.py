@@ -76,7 +76,7 @@ class Categorical(Likelihood):
 
     @property
     def caveat(self) -> str:
-        """Weighted or smoothed losses are no likelihood of the labels."""
+        """Weighted or smoothed losses are not a likelihood of the labels."""
         names = [name for name, on in self._options() if on]
         return f"with {' and '.join(names)} the loss is not a likelihood of the labels" if names else ""
 
@@ -252,5 +252,5 @@ class Categorical(Likelihood):
         return self.labelled(y).sum()
 
     def distribution(self, f: Tensor) -> CategoricalDistribution:
-        """Of a class number, (..., T)."""
+        """The distribution of a class number, (..., T)."""
         return CategoricalDistribution(logits=f, validate_args=False)

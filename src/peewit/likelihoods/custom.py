@@ -69,7 +69,7 @@ class Custom(Likelihood):
 
     @property
     def draws(self) -> bool:
-        """By a function that was given."""
+        """Whether a function that draws labels was given."""
         return self.sample is not None
 
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
@@ -155,7 +155,7 @@ class Custom(Likelihood):
         return constant_like(y.shape[0], y)
 
     def distribution(self, f: Tensor) -> Distribution | None:
-        """Of a target, where it was given."""
+        """The distribution of a target, where a function for it was given."""
         if self.predictive is None:
             return None
         return self.predictive(f.reshape(*f.shape[:-2], *(f.shape[-1:] if self.shape is None else self.shape)))

@@ -31,7 +31,7 @@ class Labelled:
         return Labelled(bound, form, bound.targets(targets, form))
 
     def some(self, chosen: slice) -> Labelled:
-        """Of some of the examples."""
+        """The labels of some of the examples."""
         return replace(self, y=self.y[chosen])
 
     def valid(self) -> Tensor:

@@ -28,7 +28,7 @@ class BlockDirections(Protocol):
         ...
 
     def select(self, places: Tensor) -> BlockDirections:
-        """Some of them."""
+        """Some of the directions."""
         ...
 
     def with_more(self, other: BlockDirections) -> BlockDirections:
@@ -74,7 +74,7 @@ class OuterDirections:
         return (self.left @ self.left.T) * (self.right @ self.right.T) * same
 
     def select(self, places: Tensor) -> OuterDirections:
-        """Some of them."""
+        """Some of the directions."""
         return OuterDirections(self.layout, self.groups[places], self.left[places], self.right[places])
 
     def with_more(self, other: BlockDirections) -> OuterDirections:
@@ -103,7 +103,7 @@ class DenseDirections:
         return self.vectors @ self.vectors.T
 
     def select(self, places: Tensor) -> DenseDirections:
-        """Some of them."""
+        """Some of the directions."""
         return DenseDirections(self.vectors[places])
 
     def with_more(self, other: BlockDirections) -> DenseDirections:

@@ -145,7 +145,7 @@ class Solver(Walk):
         self.old = 0
 
     def energy(self) -> float:
-        """Of the linear model, at noise precision 1."""
+        """Energy of the linear model, at noise precision 1."""
         return self._energies()[0]
 
     def _energies(self) -> tuple[float, float]:
@@ -157,7 +157,7 @@ class Solver(Walk):
         return energy, size
 
     def _loss(self, target: Target) -> tuple[float, float]:
-        """And how far rounding takes it."""
+        """The loss, and how far rounding takes it."""
         energy, size = self._energies()
         half = target.products(self.e, ())[0]
         return target.data_weight * energy + half, rounding(target.data_weight * size + half, self.u[0].dtype)

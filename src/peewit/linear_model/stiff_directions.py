@@ -162,7 +162,7 @@ class Directions:
                     v[chosen] += value
 
     def forget(self, lost: Tensor) -> None:
-        """Some, by (R,) booleans on the CPU."""
+        """Forget some directions, by (R,) booleans on the CPU."""
         start = 0
         for number, known in list(self.known.items()):
             chosen = (~lost[start : start + len(known.places)]).nonzero()[:, 0]

@@ -35,7 +35,7 @@ class SolverLog:
     slack: float = 0.0  # and how far rounding takes the loss
 
     def note(self, loss: float, decrement: float, gradient: float, products: float) -> None:
-        """One gradient."""
+        """Note one gradient."""
         self.losses.append(loss)
         self.decrements.append(decrement)
         self.gradients.append(gradient)

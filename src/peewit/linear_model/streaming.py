@@ -48,7 +48,7 @@ class StreamingSolver(Walk):
         return log
 
     def energy(self) -> float:
-        """Of the linear model, at noise precision 1."""
+        """Energy of the linear model, at noise precision 1."""
         return self.last
 
     def refresh(self) -> None:

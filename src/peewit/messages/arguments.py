@@ -37,7 +37,7 @@ def describe_value(value: Any) -> str:
 
 
 def refuse_inputs(x: Any) -> None:
-    """What is asked about holds tensors."""
+    """Refuse inputs without tensors."""
     if not isinstance(x, Tensor | Mapping | list | tuple) or only_numbers(x):
         raise ArgumentTypeError(
             f"x is a {type(x).__name__}; expected a tensor, an array or a frame with a leading axis of examples, a "

@@ -29,7 +29,7 @@ def from_text(cls: type[Value], text: str, version: int) -> Value:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise PeewitError(f"This is no JSON ({error}); expected {what}.") from None
+        raise PeewitError(f"This is not JSON ({error}); expected {what}.") from None
     if not isinstance(content, dict) or "format" not in content:
         raise PeewitError(f"JSON without a format number was given; expected {what}.")
     if content["format"] != version:

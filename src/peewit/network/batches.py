@@ -267,7 +267,7 @@ class UnlabelledBatches:
 
 
 def is_loader(x: Any) -> bool:
-    """Whether what is asked about comes in batches, as from a DataLoader or a dataset, and is no nest of tensors."""
+    """Whether what is asked about comes in batches, as from a DataLoader or a dataset, and is not a nest of tensors."""
     nest = isinstance(x, Tensor | Mapping | list | tuple | str | bytes) or is_array(x) or is_frame(x)
     return isinstance(x, Iterable | Dataset) and not nest
 

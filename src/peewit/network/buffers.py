@@ -41,7 +41,7 @@ class Buffers:
 
     @staticmethod
     def of(module: nn.Module) -> Buffers:
-        """As they are now."""
+        """The buffers as they are now."""
         values = dict(module._buffers)
         copies = [
             BufferCopy(buffer, buffer._version, buffer.detach().clone())

@@ -86,7 +86,7 @@ def _explain_form(model: nn.Module, inputs: Inputs, error: Exception, fitted: Se
     if isinstance(inputs, dict | list | tuple):
         how = "keywords" if isinstance(inputs, dict) else "positions"
         takes = inspect.signature(model.forward).parameters
-        words.append(f"Its forward takes ({', '.join(takes)}), and gets the entries as {how}; targets are no inputs.")
+        words.append(f"Its forward takes ({', '.join(takes)}), and gets the entries as {how}; targets are not inputs.")
         if DECODER in takes and isinstance(inputs, dict) and DECODER not in inputs:
             words.append(
                 f"A network that decodes needs {DECODER!r} in the batch, since it cannot make them from the labels: "

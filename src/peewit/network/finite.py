@@ -106,7 +106,7 @@ class Watch:
         self.codes.append(codes[0] | codes[1] | codes[2])
 
     def describe(self, example: int) -> str:
-        """In words: an example and its batch."""
+        """An example and its batch, in words."""
         ends = list(accumulate(self.sizes))
         number = next(number for number, end in enumerate(ends) if example < end)
         start = ends[number] - self.sizes[number]

@@ -73,7 +73,7 @@ class NumberSample:
 
     @staticmethod
     def of(tensors: list[Tensor]) -> NumberSample:
-        """As they are now."""
+        """The numbers as they are now."""
         kinds: dict[Any, list[Tensor]] = {}
         for tensor in tensors:
             kinds.setdefault((tensor.dtype, tensor.device), []).append(spread_view(tensor))

@@ -39,7 +39,7 @@ class Attributes:
 
     @staticmethod
     def of(module: nn.Module) -> Attributes:
-        """As they are now."""
+        """The attributes as they are now."""
         current = vars(module)
         scripted = isinstance(module, torch.jit.ScriptModule)
         values = {} if scripted else {name: value for name, value in current.items() if name not in INSIDE}

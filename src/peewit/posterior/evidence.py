@@ -150,7 +150,7 @@ class EvidenceProblem:
         return f"{LINEAR}, found under another prior, noise or temperature; find it again by at_linear_mode"
 
     def note(self) -> str:
-        """Why the evidence is no marginal likelihood, or nothing."""
+        """Why the evidence is not a marginal likelihood, or nothing."""
         reasons = []
         if self.temperature != 1:
             reasons.append(
@@ -183,7 +183,7 @@ class Evidence:
         log_volume: `log |P| - log |delta|`: posterior precision P, prior precision delta.
         effective_dimensions: Effective dimensions (groups,): how many weights of each group of the prior the data
             determine.
-        note: Why the evidence is no marginal likelihood; "" where it is one.
+        note: Why the evidence is not a marginal likelihood; "" where it is one.
         prior: The prior.
         space: The uncertain weights.
         where: In words, the weights at which the evidence was taken: the trained ones, or the mode of the linear model,
@@ -249,4 +249,4 @@ class Evidence:
                 f"  {name:<{width}}  {gamma:>12.4f}   of {size:,}"
                 for name, gamma, size in zip(self.groups, self.effective_dimensions.tolist(), sizes, strict=True)
             ]
-        return "\n".join([*lines, f"no marginal likelihood: {self.note}"] if self.note else lines)
+        return "\n".join([*lines, f"not a marginal likelihood: {self.note}"] if self.note else lines)

@@ -30,7 +30,7 @@ class RoundingShare:
 
     @property
     def sentence(self) -> str:
-        """What is wrong."""
+        """What is wrong, as a sentence."""
         return (
             f"Rounding is about {self.share:.2g} times the prior precision of {self.name!r}, so that variances and "
             "evidence are partly rounding: its inputs or gradients are far from zero, of very different sizes, or "
@@ -39,7 +39,7 @@ class RoundingShare:
 
     @property
     def advice(self) -> str:
-        """What to do."""
+        """What to do, as a sentence."""
         if self.sums:
             return (
                 "Fit again with this prior and noise, or with arithmetic='float64'; inputs with mean zero and variance "

@@ -141,7 +141,7 @@ class PosteriorState:
         return state
 
     def with_noise(self, noise: float | Tensor) -> PosteriorState:
-        """The same curvature under another noise."""
+        """The posterior of this curvature under another noise."""
         if not isinstance(self.likelihood, WithNoise):
             raise PeewitError(f"noise={noise!r} was given, but {type(self.likelihood).__name__} has no noise.")
         likelihood = self.likelihood

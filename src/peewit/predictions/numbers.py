@@ -28,7 +28,7 @@ class Numbers(Prediction):
     @property
     @abstractmethod
     def _moments(self) -> Moments:
-        """In flat form."""
+        """Mean and variances in flat form."""
 
     def _restore(self, flat: Tensor) -> Tensor:
         """(..., N, T, K) -> (..., N, ...)."""

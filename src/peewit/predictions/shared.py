@@ -42,7 +42,7 @@ class LinearisedPiece:
     jacobians: covariance.Jacobians
 
     def predict(self, la: PosteriorState, options: PredictOptions) -> Prediction:
-        """What a posterior predicts of them."""
+        """The prediction of a posterior at these inputs."""
         belief = covariance.functional_of_jacobians(self.network, la.precision, self.mean, self.jacobians, self.inputs)
         return make_prediction(normal(self.network, belief, options, DEFAULT_SEED), la.likelihood, options.link)
 

@@ -276,7 +276,7 @@ class Prior:
         return self.stretches(space).vector()
 
     def stretches(self, space: Space) -> Groups:
-        """The same, without a number for each weight."""
+        """The group of each weight, without a number for each weight."""
         self.count(space)
         return self.grouping.stretches(space)
 

@@ -116,7 +116,7 @@ class RescaledNetwork:
         return call(with_weights(self.model, {**self.replaced, **weights}), self.inputs)
 
     def outputs(self, weights: dict[str, Tensor]) -> Tensor:
-        """The same, flat and in float64."""
+        """The outputs, flat and in float64."""
         return self.run(weights).detach().flatten().double()
 
     def change(self, weights: dict[str, Tensor]) -> float:

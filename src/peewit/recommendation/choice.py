@@ -160,7 +160,7 @@ def why_no_validation(task: RecipeTask, posteriors: Sequence[Attempt]) -> str:
 
 
 def why_evidence(first: Attempt, second: Attempt) -> str:
-    """Of posteriors of the same weights."""
+    """Why the evidence chose, among posteriors of the same weights."""
     ahead = evidence(first) - evidence(second)
     assert first.la is not None
     sentence = (
@@ -253,7 +253,7 @@ def advice(best: Attempt) -> str:
 
 
 def evidence(attempt: Attempt) -> float:
-    """In nats; the lowest where there is none."""
+    """The evidence in nats; the lowest where there is none."""
     value = attempt.row.log_evidence
     return -float("inf") if value is None or value != value else value
 

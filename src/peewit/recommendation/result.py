@@ -44,7 +44,7 @@ class TriedRecipe:
 
     @property
     def nll(self) -> Estimate | None:
-        """Of the known examples."""
+        """NLL of the known examples."""
         return None if self.scores is None else self.scores.metrics.get("nll")
 
     @property

@@ -89,7 +89,7 @@ def grow_table(show: bool, recipes: int, known: str) -> Iterator[Show]:
         """A bar with the table above it."""
 
         def get_renderables(self) -> Iterator[RenderableType]:
-            """Both."""
+            """The table and the progress bar."""
             head, body = cells(done, known)
             drawn = Table(box=SIMPLE_HEAD)
             for place, title in enumerate(head):

@@ -89,7 +89,7 @@ class Renamed:
         return self.method.description
 
     def predict(self, inputs: Inputs) -> Scorer:
-        """As the method does."""
+        """Predict as the method does."""
         return self.method.predict(inputs)
 
 
@@ -156,7 +156,7 @@ def collect_warnings(texts: list[str]) -> Iterator[None]:
 
 
 def words_of(error: Exception) -> str:
-    """One line."""
+    """An error as one line."""
     text = " ".join(str(error).split())[:LONGEST]
     if isinstance(error, PeewitError) and text:
         return text
@@ -186,7 +186,7 @@ def make(task: RecipeTask, attempt: Attempt, fits: dict[str, Laplace], notes: li
 
 
 def tune(task: RecipeTask, recipe: Recipe, la: Laplace, validation: Any) -> Laplace:
-    """As the recipe says."""
+    """Tune as the recipe says."""
     if recipe.tune is None:
         return la
     data = recipe.data_of_tuning(task.train, validation)

@@ -26,7 +26,7 @@ class Budget:
     spare: int = 0  # bytes for results that are kept only to save time
 
     def at_most(self, limit: int) -> Budget:
-        """The same, no larger than a limit."""
+        """This budget, no larger than a limit."""
         return replace(self, bytes=min(self.bytes, limit))
 
     def count(self, bytes_each: float, most: int, share: float = 1.0) -> int:

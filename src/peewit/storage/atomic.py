@@ -12,7 +12,7 @@ from ..messages.errors import PeewitError
 
 
 def writable(path: str | os.PathLike[str], example: str) -> Path:
-    """Where to write; refuses what is no place for a file, and names one that would be."""
+    """Where to write; refuses what is not a place for a file, and names one that would be."""
     target = Path(os.path.realpath(os.fsdecode(path)))
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder; expected the name of a file, such as {example!r}.")

@@ -143,7 +143,7 @@ class Comparison:
         return tape if tape.output.shape == self.plain.output[:1].shape else None
 
     def _shape(self, inputs: Inputs) -> tuple[int, ...] | None:
-        """Of the output, where there is one."""
+        """The shape of the output, where there is one."""
         try:
             with torch.no_grad():
                 return self.plain.call(inputs).shape

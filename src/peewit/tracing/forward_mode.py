@@ -53,7 +53,7 @@ def forward_mode(run: Callable[[Any], Tensor], weights: Any, tangents: Any) -> P
 
 
 def _map_vectors(run: Run, weights: Weights, tangents: Weights) -> Pushed | None:
-    """The same for several vectors at once."""
+    """Products with several vectors at once."""
     outs: Any = (None, 0)  # outputs depend on no vector
     push = vmap(lambda vector: jvp(run, (weights,), (vector,)), out_dims=outs, randomness="same")
     return _forward(lambda: push(tangents))

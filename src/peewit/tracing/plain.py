@@ -198,7 +198,7 @@ def furthest(rows: list[Tensor], others: list[Tensor], number: int) -> Tensor:
 
 
 def nudge(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """The same numbers with other last digits."""
+    """Numbers with other last digits."""
     share = torch.rand(tensor.shape, generator=generator, dtype=torch.float32, device=tensor.device).to(tensor.dtype)
     return (tensor + tensor * (torch.finfo(tensor.dtype).eps * (4 * share - 2))).requires_grad_()
 

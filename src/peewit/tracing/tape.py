@@ -58,7 +58,7 @@ class Tape:
 
     @cached_property
     def signature(self) -> Signature:
-        """Of the inputs."""
+        """The signature of the inputs."""
         return signature(self.inputs)
 
     def numbers_per_probe(self) -> int:

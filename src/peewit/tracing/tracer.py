@@ -1,6 +1,6 @@
 """Forward passes of one network, recorded; what has to be known about it is learnt on the way and kept.
 
-Weights whose use the recording does not see, or whose rows are no example's, take the generic rule.
+Weights whose use the recording does not see, or whose rows belong to no example, take the generic rule.
 """
 
 from __future__ import annotations

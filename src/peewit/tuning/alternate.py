@@ -117,7 +117,7 @@ class Turns:
         return paced, float(torch.stack([plain - z, paced - z]).abs().max())
 
     def range(self) -> TuningRange:
-        """What may still change."""
+        """What may still change, and how far."""
         open_ = torch.cat([~self.off, torch.ones(1, dtype=torch.bool, device="cpu")])
         return replace(self.allowed, free=self.allowed.free & open_)
 

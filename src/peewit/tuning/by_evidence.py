@@ -83,7 +83,7 @@ def by_evidence(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
 
 
 def noise_of(la: PosteriorState, noise: float) -> float | None:
-    """None for a likelihood without."""
+    """The noise; None for a likelihood without one."""
     return noise if isinstance(la.likelihood, WithNoise) else None
 
 

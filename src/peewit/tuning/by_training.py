@@ -136,7 +136,7 @@ class PrecisionSearch:
 
 
 def spread(data: Any, examples: int, model: nn.Module) -> list[tuple[Inputs, Tensor]]:
-    """Some of the training examples, spread evenly over them: batches of a class each are no matter."""
+    """Some of the training examples, spread evenly over them: batches may hold one class each."""
     batches, step = Batches(data, model, "The training data"), -(-examples // EXAMPLES)
 
     def chosen() -> Iterator[tuple[Inputs, Tensor]]:

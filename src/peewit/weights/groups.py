@@ -24,7 +24,7 @@ class Groups:
 
     @staticmethod
     def of(vector: Tensor, count: int) -> Groups:
-        """From the number of each weight's group (D,)."""
+        """The groups, from the number of each weight's group (D,)."""
         numbers, lengths = torch.unique_consecutive(vector.cpu(), return_counts=True)
         return Groups(numbers, lengths, count)
 

@@ -43,6 +43,6 @@ def flatten_gradients(gradients: Sequence[Tensor | None], model: nn.Module, spac
 
 
 def flatten(tensors: Weights, space: Space) -> Tensor:
-    """One tensor per weight -> (D,)."""
+    """Flatten one tensor per weight -> (D,)."""
     flat = torch.cat([tensors[name].flatten() for name in space.names])
     return flat if space.mask is None else flat[space.mask.to(flat.device)]

@@ -96,7 +96,7 @@ def apply_floor(diagonal: Tensor, floor: float) -> Tensor:
 def clear_rounding(pieces: Sequence[Tensor]) -> list[Tensor]:
     """Diagonals by tensor; a tensor whose diagonal is only rounding error beside the others gets zeros.
 
-    The bias of attention's keys is an example: it has no curvature, and rounding error is no scale for its weights.
+    The bias of attention's keys is an example: it has no curvature, and rounding error is not a scale for its weights.
     """
     means = torch.stack([piece.mean() for piece in pieces])
     noise = torch.finfo(means.dtype).eps ** 1.5 * means.max()

@@ -22,7 +22,7 @@ DtypeOf = Callable[[Side], torch.dtype | None]  # of the products of a side, at 
 
 
 def plainly(side: Side) -> torch.dtype:
-    """All of them in float32."""
+    """Float32 for the products of every side."""
     return torch.float32
 
 

@@ -76,7 +76,7 @@ class DenseCurvature:
         return torch.cat([each for _, each in sorted(pieces, key=lambda piece: piece[0])])
 
     def peaks(self) -> list[Peak]:
-        """Of every matrix, or little more."""
+        """Largest eigenvalue of every matrix, or little more, and the dtype of its sums."""
         return [
             Peak(parts, torch.linalg.vector_norm(matrix.detach()), matrix.dtype)
             for parts, matrix in self.matrices.items()

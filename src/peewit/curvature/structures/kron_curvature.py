@@ -133,7 +133,7 @@ class KronCurvature:
         return eigenvalues
 
     def peaks(self) -> list[Peak]:
-        """Of blocks that are no diagonals."""
+        """Largest eigenvalue of every block that is not diagonal, and the dtype of its sums."""
         peaks = [peak for key, spectrum in self.blocks.items() for peak in spectrum.peaks(key)]
         dense = [(part, value) for part, value in self.others.items() if value.dim() == 2]
         return peaks + [Peak((part,), self.eigenvalues[part].amax(), value.dtype) for part, value in dense]

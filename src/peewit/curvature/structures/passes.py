@@ -141,7 +141,7 @@ def module_of(block: Own | WeightRange) -> str:
 
 
 def largest(sums: KronSums) -> dict[Own | WeightRange, Tensor]:
-    """About the largest eigenvalue of every block that is no diagonal."""
+    """About the largest eigenvalue of every block that is not diagonal."""
     norms: dict[Own | WeightRange, Tensor] = {}
     for block, factors in sums.factors.items():
         norms[block] = (norm(factors.inputs) * norm(factors.gradients)).amax() / max(factors.count, 1.0)

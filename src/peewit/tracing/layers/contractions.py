@@ -22,7 +22,7 @@ class Letters(NamedTuple):
     product: str
 
     def swap(self) -> Letters:
-        """With the operands in the other order."""
+        """The contraction with its operands in the other order."""
         return Letters(self.second, self.first, self.product)
 
 
