@@ -41,6 +41,10 @@ class Architecture:
     small: Options | None = None  # those that make it small enough for a CPU; None where there are none
     size: int = 224  # pixels
 
+    def built(self, small: bool) -> str:
+        """The name of the network that is built: a smaller one of the same kind may stand for it."""
+        return str(self.chosen(small).get("name", self.name)).rpartition(":")[2]
+
     def chosen(self, small: bool) -> Options:
         """The options of its configuration."""
         return {**self.options, **((self.small or {}) if small else {})}
@@ -183,11 +187,11 @@ IMAGE_SMALL = {"image_size": 32, "patch_size": 8, **{k: v for k, v in SMALL.item
 ARCHITECTURES = (
     vision("resnet50", "ResNet-50", layers=(1, 1, 1, 1), channels=(8, 16, 32, 64)),
     hugging("BertForSequenceClassification", "BERT", "BertConfig"),
-    vision("vit_base_patch16_224", "ViT-B/16", **SMALL_VIT),
+    vision("vit_base_patch16_224", "ViT", **SMALL_VIT),
     hugging("GPT2ForSequenceClassification", "GPT-2", "GPT2Config", {"pad_token_id": 0}, small=GPT2_SMALL),
-    vision("convnext_tiny", "ConvNeXt-T", depths=(1, 1, 2, 1), dims=(16, 32, 64, 128)),
+    vision("convnext_tiny", "ConvNeXt", depths=(1, 1, 2, 1), dims=(16, 32, 64, 128)),
     hugging("RobertaForSequenceClassification", "RoBERTa", "RobertaConfig", {"max_position_embeddings": 514}),
-    vision("efficientnet_b0", "EfficientNet-B0", name="test_efficientnet"),
+    vision("efficientnet_b0", "EfficientNet", name="test_efficientnet"),
     hugging(
         "DistilBertForSequenceClassification",
         "DistilBERT",
@@ -195,11 +199,11 @@ ARCHITECTURES = (
         small={"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128, "vocab_size": 1000},
     ),
     vision(
-        "swin_tiny_patch4_window7_224", "Swin-T", embed_dim=16, depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8), img_size=56
+        "swin_tiny_patch4_window7_224", "Swin", embed_dim=16, depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8), img_size=56
     ),
     hugging(
         "LlamaForCausalLM",
-        "Llama, 135 M",
+        "Llama",
         "LlamaConfig",
         {
             "vocab_size": 49152,
@@ -213,10 +217,10 @@ ARCHITECTURES = (
         task="next tokens",
         small={**SMALL, "num_key_value_heads": 1},
     ),
-    vision("mobilenetv3_large_100", "MobileNetV3-L", name="mobilenetv3_small_050"),
+    vision("mobilenetv3_large_100", "MobileNetV3", name="mobilenetv3_small_050"),
     hugging(
         "DebertaV2ForSequenceClassification",
-        "DeBERTa v3, small",
+        "DeBERTa v3",
         "DebertaV2Config",
         {
             **BASE,
@@ -231,16 +235,14 @@ ARCHITECTURES = (
             "type_vocab_size": 0,
         },
     ),
-    vision("mixer_b16_224", "Mixer-B/16", name="mlp_mixer:MlpMixer", embed_dim=64, num_blocks=2, img_size=64),
-    hugging(
-        "ElectraForSequenceClassification", "ELECTRA, small", "ElectraConfig", small={**SMALL, "embedding_size": 32}
-    ),
-    vision("regnety_016", "RegNetY-1.6GF", name="regnety_002"),
+    vision("mixer_b16_224", "MLP-Mixer", name="mlp_mixer:MlpMixer", embed_dim=64, num_blocks=2, img_size=64),
+    hugging("ElectraForSequenceClassification", "ELECTRA", "ElectraConfig", small={**SMALL, "embedding_size": 32}),
+    vision("regnety_016", "RegNetY", name="regnety_002"),
     hugging("AlbertForSequenceClassification", "ALBERT", "AlbertConfig", BASE, small={**SMALL, "embedding_size": 32}),
-    vision("densenet121", "DenseNet-121", growth_rate=8, block_config=(2, 2, 2, 2)),
+    vision("densenet121", "DenseNet", growth_rate=8, block_config=(2, 2, 2, 2)),
     hugging(
         "WhisperForAudioClassification",
-        "Whisper's encoder, base",
+        "Whisper's encoder",
         "WhisperConfig",
         {"d_model": 512, "encoder_layers": 6, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048},
         inputs="mel",
@@ -252,26 +254,26 @@ ARCHITECTURES = (
             "max_source_positions": 50,
         },
     ),
-    vision("deit3_small_patch16_224", "DeiT III-S/16", **SMALL_VIT),
+    vision("deit3_small_patch16_224", "DeiT III", **SMALL_VIT),
     hugging(
         "T5ForTokenClassification",
-        "T5's encoder, small",
+        "T5's encoder",
         "T5Config",
         task="tokens",
         small={"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 1000},
     ),
     hugging(
         "CLIPForImageClassification",
-        "CLIP's image half, B/32",
+        "CLIP's image half",
         "CLIPConfig",
         inputs="images",
         small={"vision_config": {**IMAGE_SMALL}, "image_size": 32},
     ),
-    hugging("ViTForImageClassification", "ViT-B/16", "ViTConfig", inputs="images", small=IMAGE_SMALL),
+    hugging("ViTForImageClassification", "ViT", "ViTConfig", inputs="images", small=IMAGE_SMALL),
     vision("seresnet50", "SE-ResNet-50", layers=(1, 1, 1, 1), channels=(8, 16, 32, 64)),
     hugging(
         "GPTNeoXForSequenceClassification",
-        "GPT-NeoX (Pythia, 160 M)",
+        "GPT-NeoX (Pythia)",
         "GPTNeoXConfig",
         {**BASE, "vocab_size": 50304, "pad_token_id": 0},
     ),
@@ -285,18 +287,16 @@ ARCHITECTURES = (
         {"pad_token_id": 0},
         small={**SMALL, "num_hidden_layers": 2},
     ),
-    vision(
-        "poolformer_s12", "PoolFormer-S12", name="metaformer:MetaFormer", depths=(1, 1, 1, 1), dims=(16, 32, 64, 64)
-    ),
+    vision("poolformer_s12", "PoolFormer", name="metaformer:MetaFormer", depths=(1, 1, 1, 1), dims=(16, 32, 64, 64)),
     hugging(
         "MambaForCausalLM",
-        "Mamba, 130 M",
+        "Mamba",
         "MambaConfig",
         {"num_hidden_layers": 24, "vocab_size": 50280},
         task="next tokens",
         small={"num_hidden_layers": 2, "hidden_size": 64, "state_size": 8, "vocab_size": 1000},
     ),
-    vision("maxvit_tiny_tf_224", "MaxViT-T", name="test_maxvit", img_size=160),
+    vision("maxvit_tiny_tf_224", "MaxViT", name="test_maxvit", img_size=160),
     hugging(
         "Wav2Vec2ForSequenceClassification",
         "wav2vec 2.0",
@@ -309,19 +309,19 @@ ARCHITECTURES = (
             "num_conv_pos_embedding_groups": 2,
         },
     ),
-    vision("resmlp_12_224", "ResMLP-12"),
+    vision("resmlp_12_224", "ResMLP"),
     hugging(
         "Dinov2ForImageClassification",
-        "DINOv2, small",
+        "DINOv2",
         "Dinov2Config",
         {"hidden_size": 384, "num_attention_heads": 6, "image_size": 224},
         inputs="images",
         small=IMAGE_SMALL,
     ),
-    vision("repvgg_a2", "RepVGG-A2", name="test_byobnet"),
+    vision("repvgg_a2", "RepVGG", name="test_byobnet"),
     hugging(
         "SegformerForSemanticSegmentation",
-        "SegFormer-B0",
+        "SegFormer",
         "SegformerConfig",
         inputs="images",
         task="pixels",
@@ -335,7 +335,7 @@ ARCHITECTURES = (
     vision("ghostnet_100", "GhostNet", name="ghostnet_050"),
     hugging(
         "MixtralForSequenceClassification",
-        "Mixtral, small",
+        "Mixtral",
         "MixtralConfig",
         {
             "hidden_size": 512,
@@ -357,7 +357,7 @@ ARCHITECTURES = (
         inputs="spectrogram",
         small={**{k: v for k, v in SMALL.items() if k != "vocab_size"}, "max_length": 64},
     ),
-    vision("nf_resnet50", "NF-ResNet-50 (scaled weights)", name="test_nfnet"),
+    vision("nf_resnet50", "NF-Net (standardised weights)", name="test_nfnet"),
     hugging("GPT2LMHeadModel", "GPT-2, next tokens", "GPT2Config", task="next tokens", small=GPT2_SMALL),
 )
 

@@ -1,4 +1,4 @@
-"""The tables of docs/architectures.md, from the file that `benchmarks.architectures.run` wrote."""
+"""The tables of docs/architectures.md, from the files that `benchmarks.architectures.run` wrote."""
 
 from __future__ import annotations
 
@@ -11,30 +11,36 @@ from benchmarks.journal import Record, read
 from benchmarks.report import write_page
 from benchmarks.tables import Table, gibibytes, markdown, number
 
-RESULTS = Path(__file__).resolve().parent / "results" / "cuda.json"
+RESULTS = Path(__file__).resolve().parent / "results"
 # Kinds of approximations, by how their words in the coverage table begin.
 KEPT = {"Kronecker": "Kronecker", "dense": "dense", "diagonal": "diagonal"}
 
 
-def page_lines(content: dict[str, Any]) -> list[str]:
-    """What stands between the markers."""
+def page_lines(contents: Sequence[dict[str, Any]]) -> list[str]:
+    """What stands between the markers: a part for each machine, GPUs first."""
+    ordered = sorted(contents, key=lambda content: str(content["device"]) != "cuda")
+    return [line for content in ordered for line in part_lines(content)]
+
+
+def part_lines(content: dict[str, Any]) -> list[str]:
+    """What was measured on one machine."""
     records: list[Record] = content["records"]
     where = ", ".join(f"{name} {number}" for name, number in sorted(content["libraries"].items()) if number)
+    sizes = "a few narrow layers of each" if content["small"] else "usual sizes"
+    clock = "" if content["device"] == "cuda" else ", seconds of the processor on one thread"
     lines = [
-        f"On one {content['machine']} with torch {content['torch']}, {where}, on {content['date']}: "
-        f"{content['examples']} examples in batches of {content['batch_size']}, weights and data random.",
+        f"## {content['machine']}: {sizes}",
+        "",
+        f"With torch {content['torch']}, {where}, on {content['date']}: {content['examples']} examples in batches of "
+        f"{content['batch_size']}, weights and data random{clock}.",
         "",
         *summary(records),
         "",
     ]
-    for library in ("timm", "transformers"):
-        own = [record for record in records if record["library"] == library]
-        if own:
-            lines += markdown(whole_table(library, own), "##")
-    for library in ("timm", "transformers"):
-        own = [record for record in records if record["library"] == library]
-        if own:
-            lines += markdown(last_table(library, own), "##")
+    for make in (whole_table, last_table):
+        for library in ("timm", "transformers"):
+            own = [record for record in records if record["library"] == library]
+            lines += markdown(make(library, own)) if own else []
     return lines
 
 
@@ -166,16 +172,16 @@ def prediction(own: Record) -> tuple[str, str]:
 
 def described(record: Record) -> str:
     """The name that people use and the one that the library uses."""
-    return f"{record['what']}, `{record['network']}`"
+    return f"{record['what']}, `{record['built']}`"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(prog="benchmarks.architectures.page", description=__doc__)
-    parser.add_argument("file", type=Path, nargs="?", default=RESULTS)
+    parser.add_argument("files", type=Path, nargs="*", default=sorted(RESULTS.glob("*.json")))
     parser.add_argument("--markdown", type=Path, default=Path("docs/architectures.md"))
     options = parser.parse_args(arguments)
-    write_page(options.markdown, page_lines(read(options.file)))
+    write_page(options.markdown, page_lines([read(file) for file in options.files]))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,9 @@ def run(options: argparse.Namespace) -> Journal:
             print(f"out of time: {len(wanted) - index} not measured", flush=True)
             break
         record = worker.measured(name)
-        journal.add(record, network=name, library=named(name).library, what=named(name).what)
+        which = named(name)
+        built = which.built(options.small)
+        journal.add(record, network=name, built=built, library=which.library, what=which.what)
         print(f"{time.monotonic() - began:6.1f} s  {line(journal.records[-1])}", flush=True)
     worker.end()
     return journal
