@@ -37,9 +37,10 @@ EXAMPLES = {
     "src/peewit/demo.py": "examples/demo.md",
 }
 SCRIPTS = "examples/index.md"
-PAGES = {**OUTSIDE, **EXAMPLES, "examples": SCRIPTS}
+PAGES = {**OUTSIDE, **EXAMPLES, "examples/huggingface": SCRIPTS, "examples": SCRIPTS}
 SOURCES = {page: source for source, page in PAGES.items()}
 
+SKIPPED = re.compile(r"^( *```python) no-run$", re.M)  # a word for the tests, which MkDocs would not read
 FENCED = re.compile(r"(^ *```.*?^ *```[ ]*$)", re.M | re.S)
 ITEM = re.compile(r"(?:[-*]|\d+\.) +")
 LINK = re.compile(r"(?P<picture>!?)\[(?P<text>(?:`[^`]*`|\\.|[^\[\]\\])*)\]\((?P<target>[^)\s]+)\)")
@@ -88,7 +89,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     here = page.file.src_uri
     if here == "index.md":
         page.meta["hide"] = ["navigation"]  # the tabs are enough
-    markdown = with_deep_lists(with_links(markdown, here))
+    markdown = with_deep_lists(with_links(SKIPPED.sub(r"\1", markdown), here))
     if here in WITHOUT_WORDS:
         return markdown
     return with_meanings(markdown, glossary_entries((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")), here)

@@ -37,6 +37,14 @@ def test_contents_have_every_page_once() -> None:
     assert sorted(contents) == sorted(pages | set(site_hooks.PAGES.values())), "see nav in mkdocs.yml"
 
 
+def test_code_is_shown_as_code(site: Path) -> None:
+    """No fence is left in the text of a page: the rest of that page would be turned inside out."""
+    for page in sorted(site.glob("**/*.html")):
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"<p>\s*```", text) and "\n```" not in text, page.name
+    assert '<div class="highlight"' in (site / "gallery.html").read_text(encoding="utf-8")
+
+
 def test_nothing_is_fetched(site: Path) -> None:
     """No page and no style asks another host for anything."""
     pages = sorted(site.glob("**/*.html"))
