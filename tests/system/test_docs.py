@@ -21,6 +21,20 @@ NEEDED = {"gallery.md": "plotly", "text.md": "peft"}  # what a page cannot do wi
 FENCE = re.compile(r"^(?P<indent> *)```python(?P<info>[^\n]*)\n(?P<code>.*?)^(?P=indent)```[ ]*$", re.M | re.S)
 
 
+def printed_blocks(text: str) -> dict[int, str]:
+    """What a page says that its Python blocks print, by the number of lines before each of them."""
+    return {
+        text.count("\n", 0, match.start("code")): follows["text"]
+        for match in FENCE.finditer(text)
+        if (follows := PRINTED.match(text, match.end()))
+    }
+
+
+def words_of(printed: str) -> list[str]:
+    """Lines without their numbers and spaces: numbers depend on the machine."""
+    return [re.sub(r"[-+]?\d[\d.,]*(e[-+]?\d+)?", "#", "".join(line.split())) for line in printed.splitlines()]
+
+
 def code_blocks(text: str) -> list[tuple[int, str]]:
     """The Python blocks of a page that are meant to run, each with the number of lines before it."""
     return [
@@ -30,18 +44,31 @@ def code_blocks(text: str) -> list[tuple[int, str]]:
     ]
 
 
+PRINTED = re.compile(r"\n+```text\n(?P<text>.*?)^```", re.M | re.S)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No block raises or warns; files that a page writes land in a temporary folder."""
+def test_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No block raises or warns, and what a page says that they print is there but for its numbers.
+
+    Files that a page writes land in a temporary folder.
+    """
     if page.name in NEEDED:
         pytest.importorskip(NEEDED[page.name])
     monkeypatch.chdir(tmp_path)
     # Blocks run in a real module, since dataclasses and pickle look up the module of a class by its name.
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
-    for lines_before, code in code_blocks(page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    expected = printed_blocks(text)
+    for lines_before, code in code_blocks(text):
         # The empty lines in front make tracebacks name the line of the page.
         exec(compile("\n" * lines_before + code, str(page), "exec"), module.__dict__)
+        printed = words_of(capsys.readouterr().out)
+        missing = [line for line in words_of(expected.get(lines_before, "")) if line and line not in printed]
+        assert not missing, f"line {lines_before} of {page.name} does not print {missing}, but {printed}"
 
 
 def test_code_blocks_are_found() -> None:
@@ -50,6 +77,14 @@ def test_code_blocks_are_found() -> None:
         "text\n```python\na = 1\n```\n- item\n  ```python\n  b = 2\n  ```\n```python no-run\nc\n```\n```bash\nd\n```\n"
     )
     assert code_blocks(page) == [(2, "a = 1\n"), (6, "b = 2\n")]
+
+
+def test_what_a_page_prints_is_found() -> None:
+    """The block of text that follows the code; numbers and spaces count for nothing."""
+    page = "```python\nprint(1.5)\n```\n\n```text\n1.5 s,  N=3\n```\n```python\n2\n```\nand\n```text\nno\n```\n"
+    assert printed_blocks(page) == {1: "1.5 s,  N=3\n"}
+    assert words_of("1.25e-3 s,  N=1,303\n") == words_of("7.5 s, N=4\n") == ["#s,N=#"]
+    assert words_of("one") != words_of("two")
 
 
 def test_the_reference_is_up_to_date() -> None:
