@@ -117,6 +117,11 @@ class Board:
     def ways(self) -> set[str]:
         return {way for _, way in self.contents}
 
+    @property
+    def reduced(self) -> bool:
+        """Whether some of it is of a reduced run."""
+        return any(content["reduced"] for content in self.contents.values())
+
     def header(self, way: str) -> Content:
         """What holds for a way in any task."""
         return next(content for (_, name), content in self.contents.items() if name == way)

@@ -7,7 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.quality import batchnorm, harm, overview, sections
+from benchmarks.quality import harm, overview, sections
+from benchmarks.quality.batchnorm import read_results
 from benchmarks.quality.board import Board
 from benchmarks.quality.cells import halves
 from benchmarks.quality.goals import GOALS
@@ -87,7 +88,7 @@ def completeness(board: Board) -> list[str]:
     strangers = board.strangers()
     if strangers:
         lines.append(f"{strangers:,} cases are of networks that were trained elsewhere; no difference has them.")
-    if any(content["reduced"] for content in board.contents.values()):
+    if board.reduced:
         lines.append("**These are results of a reduced run: too few data to judge by.**")
     return [" ".join(lines), ""]
 
@@ -107,7 +108,7 @@ def tables(board: Board) -> list[tuple[str, list[Table]]]:
             [sections.validated_nll(board), sections.misses_by_way(board), sections.intervals(board)],
         ),
         ("Without validation data", [sections.unvalidated_nll(board), *sections.warning_tables(board)]),
-        ("What training data tell of harm", harm.harm_tables(batchnorm.read_results(harm.RESULTS))),
+        ("What training data tell of harm", [] if board.reduced else harm.harm_tables(read_results(harm.RESULTS))),
         ("Unknown inputs", [sections.unknown_inputs(board)]),
         ("What was tried", [overview.ways_in_short(board), *every]),
         ("Other figures", [overview.other_figures(board, name) for name in overview.LIKELIHOODS]),
@@ -118,7 +119,7 @@ def tables(board: Board) -> list[tuple[str, list[Table]]]:
 
 def page(board: Board, pictures: Sequence[tuple[str, str]] = ()) -> str:
     """The whole page; pictures are titles with paths."""
-    lines = [INTRODUCTION, *completeness(board), *summary(board), *findings()]
+    lines = [INTRODUCTION, *completeness(board), *summary(board), *([] if board.reduced else findings())]
     for title, path in pictures:
         lines += [f"![{title}]({path})", ""]
     lines.append(NOTES)

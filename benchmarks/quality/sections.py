@@ -38,6 +38,8 @@ BASES = (PLAIN, TEMPERATURE, f"{TEMPERATURE}, stop data")
 EXPLAINED = {
     MISSES: "Tasks whose mean is farther above the better of the plain network and temperature scaling than allowed."
 }
+TUNED = (RECIPE, "evidence", "last layer, evidence", "diagonal, evidence", "linear mode", VALIDATED)
+MUCH = 0.1  # nats
 LETTERS = 90  # of a warning in the table
 
 
@@ -134,8 +136,26 @@ def unknown_inputs(board: Board) -> Table:
 
 
 def warning_tables(board: Board) -> list[Table]:
-    """Rates, and what was said."""
-    return [warnings_by_run(board), warnings_by_text(board)]
+    """Rates, and what was said; the rates of other ways of tuning."""
+    return [warnings_by_run(board), warnings_by_text(board), warnings_by_way(board)]
+
+
+def warnings_by_way(board: Board) -> Table:
+    """How many runs were warned, of those that got worse or improved, and how much of the harm that is."""
+    rows = []
+    for way in (way for way in ordered(board) if way in TUNED):
+        found = runs(board, board.tasks, way)
+        groups = [
+            [run for run in found if chosen(run)]
+            for chosen in (lambda run: run.worse, lambda run: run.difference > MUCH, lambda run: run.improved)
+        ]
+        told = [[run for run in group if run.warnings] for group in groups]
+        harm = sum(run.difference for run in groups[0])
+        share = f"{sum(run.difference for run in told[0]) / harm:.0%}" if harm else ""
+        counts = [f"{len(warned)} of {len(group)}" for warned, group in zip(told, groups, strict=True)]
+        rows.append((way, counts[0], share, *counts[1:]))
+    columns = ("way", "worse, warned", "of the summed harm", f"worse by {MUCH:g} nats, warned", "improved, warned")
+    return Table("Warnings by way of tuning", columns, tuple(rows))
 
 
 def warnings_by_run(board: Board) -> Table:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quality import batchnorm, goals, harm, linear_mode, page
+from benchmarks.quality import batchnorm, goals, harm, linear_mode, page, sections
 from benchmarks.quality.board import PLAIN, RECIPE, TEMPERATURE, VALIDATED, Board, TaskInfo, auroc, average, figure
 from benchmarks.quality.cells import mean_of
 from benchmarks.quality.store import RESULTS
@@ -142,6 +142,22 @@ def test_findings_on_the_page() -> None:
     gains = [board().differences(run.task, RECIPE, VALIDATED, nll)[run.key] for run in warned]
     assert f"in all {len(warned)} runs that it named" in said
     assert f"would have gained {short(min(gains), 1)} to {short(max(gains), 1)} nats" in said
+
+
+def test_findings_on_the_evidence_alone() -> None:
+    said, nll = flat("benchmarks/quality/findings.md"), figure("nll")
+    (row,) = [row for row in sections.warnings_by_way(board()).rows if row[0] == "evidence"]
+    assert f"caught {row[2].rstrip('%')} % of the summed harm, and {row[3].replace('of', 'of the')} runs" in said
+    assert f"it came in {row[4]} runs that improved" in said
+    warned = [run for run in goals.runs(board(), board().tasks, "evidence") if run.warnings]
+    for way, text in ((VALIDATED, "has a lower NLL in {}"), (RECIPE, "and `tune(train=...)` in {}")):
+        gaps = {
+            (each.name, key): gap
+            for each in board().tasks
+            for key, gap in board().differences(each.name, way, "evidence", nll).items()
+        }
+        found = [gaps[run.task, run.key] for run in warned if (run.task, run.key) in gaps]
+        assert text.format(f"{sum(gap < 0 for gap in found)} of {len(found)}") in said
 
 
 def test_findings_on_signals_of_harm() -> None:

@@ -179,6 +179,11 @@ def test_tables(folder: Path) -> None:
     )
     assert ("choose", "worse", "3", "1", "33.3%") in sections.warnings_by_run(read).rows
     assert sections.warnings_by_text(read).rows == (("TuningWarning: effective dimensions # of #", "0", "0", "1"),)
+    assert [row[:3] + row[4:] for row in sections.warnings_by_way(read).rows] == [
+        ("recipe", "1 of 3", "33%", "0 of 9"),
+        ("evidence", "0 of 10", "0%", "0 of 0"),
+        ("validation", "0 of 0", "", "0 of 18"),
+    ]
     stopped = {row[0]: row for row in overview.on_stopping_data(read).rows}
     assert stopped["first"][4:] == ("+0.010 ± 0.000", "", "", "not measured")
     ways = {row[0]: row for row in overview.all_ways(read, "choose", "classification").rows}
@@ -199,6 +204,15 @@ def test_a_page_from_files(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("nll-classes", "nll-numbers", "coverage"):
         assert f"](figures/{name}.png)" in text
         assert (tmp_path / "docs" / "figures" / f"{name}.png").stat().st_size > 5000
+
+
+def test_a_reduced_page_has_no_findings_of_others(folder: Path) -> None:
+    whole = page.page(board.Board.read(folder))
+    store.add(folder, "first", "plain", {"reduced": True}, {})
+    text = page.page(board.Board.read(folder))
+    for words in ("## What is missed, and why", "## What training data tell of harm"):
+        assert words in whole and words not in text
+    assert "results of a reduced run" in text
 
 
 def test_a_page_needs_results(tmp_path: Path) -> None:
