@@ -128,7 +128,7 @@ def evaluate(
         }
         drawn = Resampling(numbers[0].examples, options.intervals, options.seed)
         results = score_methods(methods, numbers, scores, drawn)
-    surest, least = gallery.chosen()
+    surest, least = gallery.pick()
     la = subject.la
     typed = {"baselines": baselines, "classes": classes, "columns": columns, "intervals": intervals,
              "predict": predict, "shift_examples": shift_examples, "title": title}  # fmt: skip
@@ -151,8 +151,8 @@ def evaluate(
         settings=settings_of(subject, numbers[0], variations, unknown, options, validation is not None),
         versions=describing.versions(),
         notes=(*notes, *remarks(subject, results[0].metrics, variations, gallery.limits, numbers[0], options)),
-        sure_wrong=gallery.chosen_wrong(),
-        unknown_surest=gallery.chosen_unknown(),
+        sure_wrong=gallery.pick_wrong(),
+        unknown_surest=gallery.pick_unknown(),
         constant=constant_scores(numbers[0].positions(), drawn, subject.likelihood.link_family in DENSE),
         code=coding.code_of(la, subject.likelihood, arguments),
     )

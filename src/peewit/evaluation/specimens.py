@@ -163,7 +163,7 @@ class Gallery:
     def _specimens(self, kept: Sequence[Kept]) -> tuple[Specimen, ...]:
         return tuple(replace(entry.specimen, features=self.columns.features(entry.row)) for entry in kept)
 
-    def chosen(self) -> tuple[tuple[Specimen, ...], tuple[Specimen, ...]]:
+    def pick(self) -> tuple[tuple[Specimen, ...], tuple[Specimen, ...]]:
         """The surest and the least sure, no input in both; none where all are equally sure."""
         equal = self.examples > 1 and bool(self.surest) and self.surest[0].order == -self.least[0].order
         if self.several or equal:
@@ -174,11 +174,11 @@ class Gallery:
         least = [entry for entry in self.least if entry.index not in known][:many]
         return self._specimens(surest), self._specimens(least)
 
-    def chosen_wrong(self) -> tuple[Specimen, ...]:
+    def pick_wrong(self) -> tuple[Specimen, ...]:
         """Wrong predictions, the surest first; numbers by how many deviations they are off."""
         return () if self.several else self._specimens(self.wrong)
 
-    def chosen_unknown(self) -> dict[str, tuple[Specimen, ...]]:
+    def pick_unknown(self) -> dict[str, tuple[Specimen, ...]]:
         """Unknown inputs by the name of their data, the surest first."""
         return {name: self._specimens(kept) for name, kept in self.unknown.items() if kept}
 

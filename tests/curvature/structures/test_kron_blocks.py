@@ -230,7 +230,7 @@ def test_blocks_side_by_side() -> None:
     gaps = made.diag(0.1)
     assert gaps[0] == gaps[16] == pytest.approx(0.1 * float(_floored(made).mean()))
     close(gaps[17:20], common.apply_floor(matrix.diagonal()[17:20], 0.1))
-    assert made._unseen() == [
+    assert made._gaps() == [
         (slice(0, 2), WeightRange("a.weight", 0, 2)),
         (slice(14, 17), WeightRange("a.weight", 14, 17)),
     ]

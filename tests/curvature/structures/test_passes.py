@@ -329,7 +329,7 @@ def test_sides_that_are_watched() -> None:
             others={NORM: side(1.0)[0], BIAS: side(1.0)[0]},
         )
         made = measurement_of(sums, scale=4.0, exact={(BIAS, "other"), (one, "gradients")})
-        found = dict(passes.watched_sides(sums, set(sums.factors) | set(sums.others), made.rounding))
+        found = dict(passes.sides_to_watch(sums, set(sums.factors) | set(sums.others), made.rounding))
         assert set(found) == {(own, "inputs"), (own, "gradients"), (flat, "gradients"), (NORM, "other")}
         close(found[own, "inputs"][1], least / 4 / gradients.square().sum((1, 2)).sqrt())
         close(found[own, "gradients"][1], least / 4 / inputs.square().sum((1, 2)).sqrt())
@@ -337,7 +337,7 @@ def test_sides_that_are_watched() -> None:
         assert found[own, "inputs"][0] is inputs and found[own, "gradients"][0] is gradients
         matrix, ridge = found[NORM, "other"]
         assert matrix.shape == (1, 2, 2) and ridge.tolist() == [0.25]
-        assert dict(passes.watched_sides(sums, {NORM}, made.rounding)).keys() == {(NORM, "other")}
+        assert dict(passes.sides_to_watch(sums, {NORM}, made.rounding)).keys() == {(NORM, "other")}
 
 
 def test_weights_with_their_bias() -> None:

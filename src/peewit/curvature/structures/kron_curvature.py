@@ -84,7 +84,7 @@ class KronCurvature:
                         operator=DiagonalOperator(data_weight.to(value) * value + delta[span]),
                     )
                 )
-        for span, part in self._unseen():
+        for span, part in self._gaps():
             blocks.append(OperatorBlock(parts=(part,), slices=(span,), operator=DiagonalOperator(delta[span])))
         return Blocks(blocks, self.space.size)
 
@@ -143,7 +143,7 @@ class KronCurvature:
         """Any tensor of the curvature: its dtype and device are those of all."""
         return next(iter([*(each.values for each in self.blocks.values()), *self.others.values()]))
 
-    def _unseen(self) -> list[tuple[slice, WeightRange]]:
+    def _gaps(self) -> list[tuple[slice, WeightRange]]:
         """Ranges of used weights that no data touched (rows of a packed weight): the prior's alone."""
         seen = sorted([*(part for key in self.blocks for part in key), *self.others])
         gaps = []

@@ -62,7 +62,7 @@ class Measurement:
 
     def _judge(self, shown: set[Own | WeightRange]) -> set[Side]:
         """Sides that need products in float64 from now on, of blocks in which float32 would show."""
-        matrices = dict(watched_sides(self.sums, shown, self.rounding))
+        matrices = dict(sides_to_watch(self.sums, shown, self.rounding))
         needed = self.rounding.judge(matrices)
         modules = {module_of(own) for own, side in needed if side == "gradients"}  # a bias has those of its weight
         alike: set[Side] = {
@@ -151,7 +151,7 @@ def largest(sums: KronSums) -> dict[Own | WeightRange, Tensor]:
     return norms
 
 
-def watched_sides(
+def sides_to_watch(
     sums: KronSums, chosen: set[Own | WeightRange], rounding: Rounding[Side]
 ) -> Iterator[tuple[Side, tuple[Tensor, Tensor]]]:
     """Sides (G, n, n) of some blocks with products in float32, and what the prior adds to their diagonals (G,).
