@@ -76,7 +76,7 @@ def test_assignments_are_typed_as_toml(text: str, expected: dict[str, object]) -
     [
         ("fit.prior", "expected key=value"),
         ("=3", "expected key=value"),
-        ("fit.prior=[1, 2", "no TOML"),
+        ("fit.prior=[1, 2", "not TOML"),
         ("fit.prior=low", "expected a whole number or a number"),
         ("fit.prior=true", "expected a whole number or a number"),
         ("fit.structur=diag", "did you mean 'fit.structure'?"),

@@ -96,9 +96,9 @@ def test_an_earlier_file_stays_where_writing_fails(tmp_path: Path, monkeypatch: 
 
 
 WRONG = {
-    "no json": ("{nonsense", "no JSON"),
+    "no json": ("{nonsense", "not JSON"),
     "no report": ("{}", "without a format number"),
-    "a list": (' {"format": 1', "no JSON"),
+    "a list": (' {"format": 1', "not JSON"),
     "newer": ('{"format": 99}', "format 99"),
     "incomplete": ('{"format": 1, "title": "t"}', "does not hold what it should"),
     "wrong types": ('{"format": 1, "title": 3}', "not of type str"),

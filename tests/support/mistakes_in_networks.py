@@ -170,7 +170,7 @@ QUESTIONS = [
         T,
         ("x is a int", "expected a tensor, an array or a frame", "DataLoader"),
     ),
-    Row("nothing asked", lambda w: w.la.predict(None), T, ("no inputs", "expected la.predict(x)")),
+    Row("nothing asked", lambda w: w.la.predict(None), T, ("no inputs", "expected a tensor", "la.predict(x)")),
     Row(
         "targets asked too",
         lambda w: w.la.predict((w.x, w.y)),
