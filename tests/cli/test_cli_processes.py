@@ -18,7 +18,7 @@ pytest.importorskip("typer", reason="no typer")
 
 from commands import furnished
 from peewit import likelihoods
-from peewit.cli import main
+from peewit.cli import commands, main
 from peewit.cli import options as named
 from peewit.curvature import kinds, structures
 from peewit.evaluation.attacks import ATTACKS
@@ -33,21 +33,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for name in (
-        "demo",
-        "fit",
-        "tune",
-        "predict",
-        "evaluate",
-        "report",
-        "compare",
-        "recommend",
-        "landscape",
-        "--install-completion",
-    ):
+    names = [command.__name__ for command, _ in commands.ALL]
+    for name in (*names, "--install-completion"):
         assert name in shown
     assert "Exit status: 0" in " ".join(shown.split())
-    for name in ("demo", "fit", "tune", "predict", "evaluate", "report", "compare", "recommend", "landscape"):
+    for name in names:
         assert main([name, "--help"]) == 0
         assert f"peewit {name} " in capsys.readouterr().out.split("Examples")[1]
 
