@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from .runtime.version import __version__
 
 if TYPE_CHECKING:
-    from . import figures, metrics
+    from . import data, figures, metrics
     from .curvature.kinds import GGN, Auto, Empirical, Hessian, MonteCarlo
     from .curvature.products import Products
     from .curvature.structures import EKFAC, Block, Diag, Full, Kron
@@ -88,6 +88,7 @@ __all__ = [
     "TuningWarning",
     "UnderconfidenceWarning",
     "__version__",
+    "data",
     "evaluate",
     "figures",
     "fit",
@@ -143,7 +144,7 @@ if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
         """Public names, loaded when they are asked for."""
-        if name in ("figures", "metrics"):
+        if name in ("data", "figures", "metrics"):
             return import_module(f".{name}", __name__)
         if name == "sklearn":
             return import_module(".integrations.sklearn", __name__)

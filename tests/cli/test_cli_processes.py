@@ -97,6 +97,18 @@ def test_importing_the_library_does_not_import_torch(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
 
 
+def test_the_folder_of_data_is_an_attribute(tmp_path: Path) -> None:
+    """It is loaded when it is asked for, and shows its names alone."""
+    code = (
+        "import sys, peewit as pw; assert 'peewit.data' not in sys.modules and 'data' in dir(pw)\n"
+        "assert dir(pw.data) == ['FASHION_MNIST_CLASSES', 'fashion_mnist'] and callable(pw.data.fashion_mnist)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=tmp_path
+    )
+    assert found.returncode == 0, found.stderr
+
+
 def test_names_in_help_are_those_of_the_library() -> None:
     """They are written twice, since help does not load the library."""
     assert tuple(likelihoods.NAMES) == named.LIKELIHOODS

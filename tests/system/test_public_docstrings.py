@@ -34,7 +34,7 @@ LONGEST = 120  # of a first line
 ENGINE = {pw.Laplace: {"state"}}  # fields that are not for users
 
 
-PARTS = [("pw", pw), ("pw.metrics", pw.metrics), ("pw.figures", pw.figures)]
+PARTS = [("pw", pw), ("pw.data", pw.data), ("pw.metrics", pw.metrics), ("pw.figures", pw.figures)]
 ESTIMATORS = []
 if importlib.util.find_spec("sklearn"):  # machines with a GPU may do without
     PARTS.append(("pw.sklearn", pw.sklearn))
@@ -47,7 +47,7 @@ def public() -> dict[str, Any]:
     for prefix, module in PARTS:
         for name in module.__all__:
             thing = getattr(module, name)
-            if not isinstance(thing, ModuleType | str):
+            if not isinstance(thing, ModuleType | str | tuple):
                 found[f"{prefix}.{name}"] = thing
     return found
 

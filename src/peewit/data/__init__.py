@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
+__all__ = ["FASHION_MNIST_CLASSES", "fashion_mnist"]
+
 FASHION_MNIST_CLASSES = (
     "t-shirt/top",
     "trouser",
@@ -24,7 +26,21 @@ FASHION_MNIST_CLASSES = (
 
 
 def fashion_mnist() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Images (N, 1, 28, 28) in [0, 1] with labels (N,): 6,000 to train on, 3,000 to test on; classes are balanced."""
+    """A cut of Fashion-MNIST, 28 by 28 grey images of clothing in ten balanced classes, read from the package.
+
+    `FASHION_MNIST_CLASSES` has the names of the classes, in the order of the labels.
+
+    Returns:
+        `(x, y), (x_test, y_test)`: 6,000 images to train on and 3,000 to test on. Images (N, 1, 28, 28) are float32 in
+        [0, 1]; labels (N,) are int64.
+
+    Example:
+        >>> (x, y), (x_test, y_test) = pw.data.fashion_mnist()
+        >>> x.shape, x_test.shape
+        (torch.Size([6000, 1, 28, 28]), torch.Size([3000, 1, 28, 28]))
+        >>> pw.data.FASHION_MNIST_CLASSES[:3]
+        ('t-shirt/top', 'trouser', 'pullover')
+    """
     content = (files(__name__) / "fashion_mnist.safetensors.gz").read_bytes()
     tensors = load(gzip.decompress(content))
 
@@ -32,3 +48,8 @@ def fashion_mnist() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         return tensors[f"{name}_images"][:, None].to(torch.float32) / 255, tensors[f"{name}_labels"].long()
 
     return part("train"), part("test")
+
+
+def __dir__() -> list[str]:
+    """What is for users."""
+    return sorted(__all__)
