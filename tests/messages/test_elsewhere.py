@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -42,6 +43,17 @@ def test_names_of_a_posterior(name: str, la: pw.Laplace) -> None:
     with pytest.raises(AttributeError) as caught:
         getattr(la, name)
     assert POSTERIOR[name] in str(caught.value)
+
+
+def test_the_log_density_of_weights(la: pw.Laplace) -> None:
+    """That of a normal distribution, by the formula in the message; laplace-torch's `log_prob` is of weights."""
+    w = la.sample(1, generator=torch.Generator().manual_seed(0))[0]
+    with pytest.raises(AttributeError, match=r"log density of weights w is .*la\.precision\.logdet") as caught:
+        la.log_prob(w)
+    code = str(caught.value).partition("of weights w is ")[2].partition(", and that of labels")[0]
+    density = eval(code, {"la": la, "d": w - la.weights, "math": math})
+    normal = torch.distributions.MultivariateNormal(la.weights, precision_matrix=la.precision.mv(torch.eye(la.D)))
+    assert math.isclose(density, normal.log_prob(w), rel_tol=1e-4)
 
 
 @pytest.mark.parametrize("name", PACKAGE, ids=repr)

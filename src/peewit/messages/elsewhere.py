@@ -27,12 +27,19 @@ POSTERIOR = rows(
         "use la.evidence(), which has its parts": (
             "log_det_ratio log_det_prior_precision log_likelihood scatter square_norm loss marginal_likelihood"
         ),
+        "with d = w - la.weights, the log density of weights w is (la.precision.logdet() - d @ la.precision.mv(d) - "
+        "la.D * math.log(2 * math.pi)) / 2, and that of labels is la.predict(x).log_prob(y)": "log_prob",
+        "pw.figures.kronecker_factors(la, name) has the factors of a weight, cut to most= rows and columns": "H_facs",
+        "nothing is damped: the prior's precision is added to the eigenvalues of the curvature exactly, and "
+        "la.with_prior(...) changes it": "damping",
         "its mean is la.weights, and la.predict(x).mean is that of a prediction": "mean mu map MAP posterior_mean",
         "the trained weights are la.weights, and la.predict(x).mode is the likeliest label": "mode",
         "the kind of curvature is la.curvature": "kind",
+        "the kind of curvature is la.curvature, and la.coverage() says how each weight was handled": "backend",
         "la.D is the number of uncertain weights, and la.space.names says which": (
-            "n_params n_params_subset subset_of_weights params parameters named_parameters"
+            "n_params n_params_subset subset_of_weights is_subset_params params parameters named_parameters"
         ),
+        "la.space.names has the names of the selected tensors, and len(la.space.names) is their number": "n_layers",
         "la.N is the number of examples": "n_data num_data",
         "its training data are not kept; la.update(data) adds more": "data X y train_loader fit",
         "la.weights.device is its device, and la.to(device) moves it": "device",
