@@ -22,13 +22,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import peewit as pw
+from benchmarks.quality.answers import noise_of, outputs
 from benchmarks.quality.cases import Examples, Likelihood, Parts
 from benchmarks.quality.cells import change, number
 from benchmarks.quality.store import natural, rounded
 from benchmarks.quality.tables import Table as Rows
 from benchmarks.quality.tables import parts_of, shipped, uci, uci_classes
 from benchmarks.quality.training import EVERY, Recipe, losses
-from benchmarks.quality.ways import noise_of, outputs
 from benchmarks.tables import Row, Table, markdown
 
 RESULTS = Path(__file__).with_name("batchnorm.json")

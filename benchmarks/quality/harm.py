@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 import peewit as pw
 from benchmarks.quality import batchnorm
+from benchmarks.quality.answers import BATCH, noise_of, outputs
 from benchmarks.quality.batchnorm import Read, lines, read_results, split_of
 from benchmarks.quality.board import HALVES
 from benchmarks.quality.cases import Examples, Half, Likelihood, Parts
@@ -31,7 +32,6 @@ from benchmarks.quality.store import rounded
 from benchmarks.quality.tables import RECIPES, TRAININGS, uci, uci_classes
 from benchmarks.quality.tasks import BY_NAME
 from benchmarks.quality.training import Recipe, train_perceptrons
-from benchmarks.quality.ways import BATCH, noise_of, outputs
 from benchmarks.tables import Row, Table, markdown
 from peewit.diagnostics.noise import FAR
 

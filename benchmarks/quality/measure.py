@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import Failure, attempt
+from benchmarks.quality.answers import BATCH, Way, answer
+from benchmarks.quality.baselines import Plain
 from benchmarks.quality.cases import Case
 from benchmarks.quality.scores import Answer, detection, figures, nlls, paired_error
 from benchmarks.quality.training import losses
-from benchmarks.quality.ways import BATCH, Plain, Way, answer
 
 Record = dict[str, Any]
 LONGEST = 300  # letters of a warning that are kept

@@ -22,11 +22,12 @@ import torch
 from benchmarks import peer
 from benchmarks.measure import Failure, attempt, device_name
 from benchmarks.quality import store
+from benchmarks.quality.answers import Way
 from benchmarks.quality.cases import Case, Task, Training
 from benchmarks.quality.measure import Record, fingerprint, measure, plain_passes
 from benchmarks.quality.store import RESULTS
 from benchmarks.quality.tasks import TASKS
-from benchmarks.quality.ways import WAYS, Way
+from benchmarks.quality.ways import WAYS
 
 TRAININGS: tuple[Training, ...] = ("early", "fixed", "pretrained")
 REDUCED = Path("bench/quality-reduced")  # where reduced runs write: their networks are others

@@ -16,7 +16,7 @@ import torch
 import torchmetrics
 from torch import nn
 
-from benchmarks.quality import run, scores, store, tables, ways
+from benchmarks.quality import answers, baselines, run, scores, store, tables, ways
 from benchmarks.quality.cases import Case, Networks, Parts, Task
 from benchmarks.quality.measure import fingerprint, measure, plain_passes
 from benchmarks.quality.training import Recipe
@@ -101,13 +101,13 @@ def test_temperature_against_a_dense_search(scale: float) -> None:
     grid = torch.logspace(math.log10(0.25), math.log10(20), 4001, dtype=torch.float64)
     losses = [nn.functional.cross_entropy(scale * logits.double() / t, labels) for t in grid]
     expected = grid[int(torch.stack(losses).argmin())]
-    assert ways.best_temperature(scale * logits, labels) == pytest.approx(float(expected), rel=3e-3)
+    assert baselines.best_temperature(scale * logits, labels) == pytest.approx(float(expected), rel=3e-3)
 
 
 def test_temperatures_stay_within_their_limits() -> None:
     logits, right = 3 * torch.eye(4), torch.arange(4)
-    assert ways.best_temperature(logits, right) == pytest.approx(ways.TEMPERATURES[0])
-    assert ways.best_temperature(logits, right.roll(1)) == pytest.approx(ways.TEMPERATURES[1])
+    assert baselines.best_temperature(logits, right) == pytest.approx(baselines.TEMPERATURES[0])
+    assert baselines.best_temperature(logits, right.roll(1)) == pytest.approx(baselines.TEMPERATURES[1])
 
 
 # --- files
@@ -194,23 +194,23 @@ class Counter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Broken(ways.WayOptions):
+class Broken(answers.WayOptions):
     """A way that fails."""
 
     name: str = "broken"
 
-    def fit(self, case: Case) -> ways.Prepared:
+    def fit(self, case: Case) -> answers.Prepared:
         raise ValueError("there is nothing to fit")
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotANumber(ways.WayOptions):
+class NotANumber(answers.WayOptions):
     """A way whose predictions are NaN."""
 
     name: str = "not a number"
 
-    def fit(self, case: Case) -> ways.Prepared:
-        return ways.Prepared(lambda x: ways.of_classes(torch.full((len(x), 3), math.nan)))
+    def fit(self, case: Case) -> answers.Prepared:
+        return answers.Prepared(lambda x: answers.of_classes(torch.full((len(x), 3), math.nan)))
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
         name="tiny", likelihood="classification", kind="table", half="choose", splits=2, reduced=True, make=made
     )
     other = replace(task, name="other", reduced=False)
-    absent = replace(ways.Plain(), name="absent", needs="a_package_that_is_nowhere")
+    absent = replace(baselines.Plain(), name="absent", needs="a_package_that_is_nowhere")
     monkeypatch.setattr(run, "TASKS", [task, other])
     added = {way.name: way for way in (Broken(), NotANumber(), absent)}
     monkeypatch.setattr(run, "WAYS", {**ways.WAYS, **added})
@@ -298,7 +298,7 @@ def test_networks_that_were_trained_elsewhere_are_told(
 
 def test_a_record_has_all_there_is_to_know(counter: Counter) -> None:
     case = next(counter(run.TASKS[0], None, range(1), CPU))
-    for way in (ways.Plain(), ways.WAYS["validation"], ways.WAYS["evidence"]):
+    for way in (baselines.Plain(), ways.WAYS["validation"], ways.WAYS["evidence"]):
         record = measure(way, case, plain_passes(case))
         assert record is not None
         assert set(record["figures"]) == {"nll", "brier", "ece", "accuracy"} == set(record["shifted"]["noise"])
