@@ -14,7 +14,16 @@ from torch import Tensor, distributions, nn
 import peewit as pw
 from fitting import built, fitted, normal
 from peewit.evaluation.scorers import SCORERS
-from peewit.likelihoods import ALL, NAMES, Form, Labelled, Likelihood, WithNoise
+from peewit.likelihoods import (
+    ALL,
+    NAMES,
+    ConstantComparison,
+    Energies,
+    Form,
+    Labelled,
+    Likelihood,
+    WithNoise,
+)
 from peewit.predictions.families import FAMILIES
 from peewit.predictions.options import PredictOptions
 from peewit.runtime.random import Hashed
@@ -160,7 +169,23 @@ DEFAULTS: dict[str, tuple[Any, Any]] = {
     "draws": (lambda own: own.draws, False),
     "link_family": (lambda own: own.link_family, "other"),
     "distribution": (lambda own: own.distribution(FLAT), None),
+    "decisions": (lambda own: own.decisions(FLAT, FLAT), None),
+    "constant": (lambda own: own.constant, None),
+    "beside_constant": (
+        lambda own: own.beside_constant(FLAT, FLAT, Energies(30.0, 40.0), "here"),
+        ConstantComparison(share=0.25, words="energy 30 here, against 40", numbers={}),
+    ),
+    "beside_constant: a density": (
+        lambda own: own.beside_constant(FLAT, FLAT, Energies(-30.0, -10.0), "here"),
+        ConstantComparison(share=20 / 30, words="energy -30 here, against -10", numbers={}),
+    ),
+    "in_target_units": (lambda own: own.in_target_units, False),
+    "residual_advice": (lambda own: own.residual_advice.split()[0], "Give"),
+    "residual_advice: a noise": (lambda own: Scaled().residual_advice, "Tune it"),
+    "uneven_advice": (lambda own: own.uneven_advice.split()[-2:], ["each", "output."]),
+    "uneven_advice: a noise": (lambda own: Scaled().uneven_advice.split()[0], "Scale"),
     "same_ratios": (lambda own: Scaled().same_ratios(own), True),
+    "factor": (lambda own: Scaled().factor, torch.tensor(2.0, dtype=torch.float64)),
 }
 
 

@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 import peewit as pw
 
+from .. import likelihoods
 from ..laplace import Laplace
-from ..messages.names import first_names, nearest
+from ..likelihoods import Likelihood
+from ..messages.errors import PeewitError
+from ..messages.names import first_names, nearest, resolve_name
 from ..network.scaling import unscale
 from .output import Problem
 from .settings import is_function, require_setting
@@ -177,14 +180,19 @@ def likelihood(settings: Mapping[str, Any]) -> Any:
     return pw.Gaussian(noise=settings["noise"])
 
 
-def is_regression(likelihood: Any) -> bool:
-    """Whether targets are numbers with one noise."""
-    return likelihood == "regression" or isinstance(likelihood, pw.Gaussian)
+def likelihood_value(likelihood: Any) -> Likelihood | None:
+    """A likelihood, or the one with a name; None for what `pw.fit` refuses."""
+    try:
+        value: Likelihood = resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
+    except PeewitError:
+        return None
+    return value
 
 
 def is_classification(likelihood: Any) -> bool:
     """Whether targets are classes."""
-    return likelihood == "classification" or isinstance(likelihood, pw.Categorical)
+    value = likelihood_value(likelihood)
+    return value is not None and value.link_family == "categorical"
 
 
 def posterior(settings: Mapping[str, Any]) -> Laplace:

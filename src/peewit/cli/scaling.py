@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 import peewit as pw
 
+from ..likelihoods import WithNatural
 from ..messages.names import first_names
 from ..network.scaling import Scaling, Standardised, unscale
 from ..posterior.schema import Schema
 from .datasets import LoadedData
-from .networks import is_regression
+from .networks import likelihood_value
 from .output import Problem, Voice
 
 INPUTS = "inputs"  # in place of true: targets stay as they are
@@ -32,13 +33,13 @@ def standardise(
     if what not in (True, INPUTS):
         raise Problem(f"standardise = {what!r} was given; expected true, false or {INPUTS!r}.")
     x, y = table_of(data)
-    two = likelihood == "heteroscedastic" or isinstance(likelihood, pw.HeteroscedasticGaussian)
-    if two and what is True:
+    value = likelihood_value(likelihood)
+    if what is True and isinstance(value, WithNatural):
         raise Problem(
             "--standardise scales one output per target, and heteroscedastic networks have two; let the network scale "
             f"the targets, and use --set standardise={INPUTS}."
         )
-    targets = y if what is True and is_regression(likelihood) else None
+    targets = y if what is True and value is not None and value.in_target_units else None
     if targets is not None and (same := constants(targets)):
         names = data.schema.targets or [str(number) for number in range(len(same))]
         raise Problem(

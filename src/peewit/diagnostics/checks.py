@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..likelihoods import Poisson
 from ..posterior.resolution import worst_rounding
 from ..priors.groupings import together
 from ..tuning.by_evidence import OFF, list_groups
@@ -104,10 +103,10 @@ def check_likelihood(la: PosteriorState, sums: GradientSums, gamma: float) -> It
             "Compare priors of this one network by it, not networks; or use the loss without these.",
         )
     residuals = sums.residuals
-    if residuals.kind == "squares":
+    if residuals.kind in ("squares", "counts"):
         yield check_residuals(la, residuals, gamma)
         tails = residuals.second / residuals.count / max((residuals.first / residuals.count) ** 2, 1e-300)
-        if tails > TAILS and residuals.count > 30 and not isinstance(la.likelihood, Poisson):
+        if tails > TAILS and residuals.count > 30 and residuals.kind == "squares":
             yield note(
                 "tails",
                 f"Residuals have heavy tails: their mean fourth power is {tails:.3g} times the squared mean square (3 "

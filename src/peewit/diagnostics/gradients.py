@@ -59,7 +59,7 @@ class GradientSums:
 class Residuals:
     """How far targets are from predictions: standardised residuals, or surprises less what was expected of them."""
 
-    kind: str = ""  # "squares" or "surprises"
+    kind: str = ""  # "squares", "counts" (squares of what varies as its mean says) or "surprises"
     count: float = 0.0
     first: float = 0.0  # sums of r^2, or of -log p
     second: float = 0.0  # of r^4, or of the entropy
@@ -71,7 +71,7 @@ class Residuals:
         """A batch in the likelihood's form, (N, T, C)."""
         distribution = likelihood.distribution(f.double())
         if isinstance(distribution, Normal | Poisson):
-            self.kind = "squares"
+            self.kind = "counts" if isinstance(distribution, Poisson) else "squares"
             mean = distribution.mean
             if mean.numel() != y.numel():
                 return  # a distribution of something else than the targets

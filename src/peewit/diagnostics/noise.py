@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..likelihoods import Gaussian, HeteroscedasticGaussian, Poisson
+from ..likelihoods import WithNoise
 from .findings import Finding, Severity, fine, note
 from .gradients import Residuals
 
@@ -96,10 +96,10 @@ class NoiseFactors:
 
 def check_residuals(la: PosteriorState, residuals: Residuals, gamma: float) -> Finding:
     """The noise against residuals of the network itself; what is epistemic does not count."""
-    if isinstance(la.likelihood, Poisson):
+    if residuals.kind == "counts":
         return check_counts(residuals, gamma)
     factors = NoiseFactors.of(residuals, gamma)
-    noise = float(la.likelihood.factor) if isinstance(la.likelihood, Gaussian) else None
+    noise = float(la.likelihood.factor) if isinstance(la.likelihood, WithNoise) else None
     numbers = numbers_of(factors, noise)
     what = "predicted deviation" if noise is None else "noise"
     words = words_of(factors, noise)
@@ -188,11 +188,10 @@ def effect_of(la: PosteriorState, factors: NoiseFactors, words: str) -> str:
 
 def advice_of(la: PosteriorState, factors: NoiseFactors, numbers: dict[str, float]) -> str:
     """Data that were not trained on decide; else a number."""
-    if isinstance(la.likelihood, HeteroscedasticGaussian):
-        return "Train the variances longer, or stop earlier where they follow single targets."
-    if not isinstance(la.likelihood, Gaussian):
-        return "Give the likelihood a predictive distribution that is as wide as the residuals."
-    advice = f"Tune it on data that the network was not trained on, {validation_call(la)}"
+    advice = la.likelihood.residual_advice
+    if not isinstance(la.likelihood, WithNoise):
+        return advice
+    advice = f"{advice} on data that the network was not trained on, {validation_call(la)}"
     if is_guess(la, factors) or factors.plain.value >= MOST:  # residuals of an interpolation say nothing of the noise
         return f"{advice}; or set a noise that is known otherwise, la.with_noise(...)."
     low, high = numbers["residual"], numbers.get("corrected", numbers["residual"])
@@ -202,15 +201,11 @@ def advice_of(la: PosteriorState, factors: NoiseFactors, numbers: dict[str, floa
 
 
 def advice_by_output(la: PosteriorState) -> str:
-    """A noise of its own for each output."""
-    if isinstance(la.likelihood, HeteroscedasticGaussian):
-        return "Train the variances longer, or scale the targets to a common size."
-    if not isinstance(la.likelihood, Gaussian):
-        return "Give the likelihood a predictive distribution that is as wide as the residuals of each output."
-    return (
-        "Fit again with a noise for each output, pw.Gaussian(noise='residuals'), and tune their common factor on data "
-        f"that the network was not trained on, {validation_call(la)}."
-    )
+    """The likelihood's own; a noise is then tuned."""
+    advice = la.likelihood.uneven_advice
+    if not isinstance(la.likelihood, WithNoise):
+        return advice
+    return f"{advice} on data that the network was not trained on, {validation_call(la)}."
 
 
 def validation_call(la: PosteriorState) -> str:

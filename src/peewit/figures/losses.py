@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..curvature.pieces import LabelledPiece
 from ..laplace import Laplace
-from ..likelihoods import Bernoulli, Categorical
 from ..linear_model.passes import Passes
 from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
@@ -241,8 +240,8 @@ def sum_losses(la: Laplace, passes: Passes, axes: Tensor, where: Tensor, example
                 pushed = sum(coordinate * slope for coordinate, (_, slope) in zip(point, slopes, strict=True))
                 sums.loss[number] += energy(piece, network)
                 sums.linear[number] += energy(piece, slopes[0][0] + pushed)
-                sums.right[number] += int(right(piece, network)[0])
-            sums.positions += right(piece, slopes[0][0])[1]
+                sums.right[number] += int(count_right(piece, network)[0])
+            sums.positions += count_right(piece, slopes[0][0])[1]
             sums.examples += count(piece.inputs)
     return sums
 
@@ -275,14 +274,7 @@ def energy(piece: LabelledPiece, f: Tensor) -> float:
     return float(piece.labels.energy(f).double().sum())
 
 
-def right(piece: LabelledPiece, f: Tensor) -> tuple[int, int]:
+def count_right(piece: LabelledPiece, f: Tensor) -> tuple[int, int]:
     """The number of right classes, and of all labelled positions; zeros without classes."""
-    likelihood, y = piece.labels.likelihood, piece.labels.y
-    if isinstance(likelihood, Categorical):
-        known = likelihood.labelled(y)
-        classes = y.argmax(-1) if y.dim() == 3 else y
-        return int(((f.argmax(-1) == classes) & known).sum()), int(known.sum())
-    if isinstance(likelihood, Bernoulli):
-        known = likelihood.known(y)
-        return int((((f > 0) == (y > 0.5)) & known).sum()), int(known.sum())
-    return 0, 0
+    decisions = piece.labels.likelihood.decisions(f, piece.labels.y)
+    return (0, 0) if decisions is None else (int(decisions.right.sum()), int(decisions.known.sum()))

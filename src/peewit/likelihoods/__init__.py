@@ -4,6 +4,7 @@ from typing import Literal, TypeAlias
 
 from .bernoulli import Bernoulli
 from .categorical import Categorical
+from .comparison import EQUAL, ConstantComparison, Decisions, Energies
 from .contract import Likelihood, WithNatural, WithNoise, score
 from .custom import Custom
 from .form import ALL, Form
@@ -27,11 +28,15 @@ NAMES: dict[LikelihoodName, type[Likelihood]] = {
 
 __all__ = [
     "ALL",
+    "EQUAL",
     "NAMES",
     "RESIDUALS",
     "Bernoulli",
     "Categorical",
+    "ConstantComparison",
     "Custom",
+    "Decisions",
+    "Energies",
     "Form",
     "Gaussian",
     "HeteroscedasticGaussian",

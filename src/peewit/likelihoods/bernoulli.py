@@ -11,6 +11,7 @@ from torch.distributions import Bernoulli as BernoulliDistribution
 from ..messages.errors import ArgumentTypeError
 from ..messages.names import spelled_class
 from ..runtime.random import Hashed
+from .comparison import ConstantComparison, Decisions, Energies, compare_labels
 from .contract import Likelihood, diagonal_root
 from .form import ALL, Form
 
@@ -98,3 +99,13 @@ class Bernoulli(Likelihood):
     def distribution(self, f: Tensor) -> BernoulliDistribution:
         """The distribution of 0 and 1, (..., T, C)."""
         return BernoulliDistribution(logits=f, validate_args=False)
+
+    def decisions(self, f: Tensor, y: Tensor) -> Decisions:
+        """Yes where it is more probable, (N, T, C)."""
+        return Decisions((f > 0).long(), (y > 0.5).long(), self.known(y))
+
+    def beside_constant(self, f: Tensor, y: Tensor, energies: Energies, where: str) -> ConstantComparison:
+        """By NLL and accuracy."""
+        number, decisions = float(self.scalars(y)), self.decisions(f, y)
+        per_label = Energies(*(energy / number for energy in energies))
+        return compare_labels(per_label, (decisions.accuracy, decisions.usual_accuracy), where)

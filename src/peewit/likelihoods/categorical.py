@@ -12,6 +12,7 @@ from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import spelled_class
 from ..messages.warnings import warn
 from ..runtime.random import Hashed
+from .comparison import ConstantComparison, Decisions, Energies, compare_labels
 from .contract import Likelihood
 from .form import ALL, Form, usual_axis
 
@@ -254,3 +255,14 @@ class Categorical(Likelihood):
     def distribution(self, f: Tensor) -> CategoricalDistribution:
         """The distribution of a class number, (..., T)."""
         return CategoricalDistribution(logits=f, validate_args=False)
+
+    def decisions(self, f: Tensor, y: Tensor) -> Decisions:
+        """The most probable class, (N, T)."""
+        return Decisions(f.argmax(-1), y.argmax(-1) if y.is_floating_point() else y, self.labelled(y))
+
+    def beside_constant(self, f: Tensor, y: Tensor, energies: Energies, where: str) -> ConstantComparison:
+        """By the loss and accuracy."""
+        number, decisions = float(self.scalars(y)), self.decisions(f, y)
+        per_label = Energies(*(energy / number for energy in energies))
+        loss = "loss" if self.caveat else "NLL"
+        return compare_labels(per_label, (decisions.accuracy, decisions.usual_accuracy), where, loss)

@@ -15,6 +15,7 @@ from torch.distributions import Distribution
 
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..runtime.random import Hashed
+from .comparison import ConstantComparison, Decisions, Energies, compare_energies
 from .form import ALL, Form, equal_form
 
 
@@ -123,6 +124,34 @@ class Likelihood(ABC):
         """Of a target given outputs (..., T, C), at the likelihood's own noise; None where it is not known."""
         return None
 
+    def decisions(self, f: Tensor, y: Tensor) -> Decisions | None:
+        """What the outputs decide and what the targets say; None where nothing is decided."""
+        return None
+
+    @property
+    def constant(self) -> float | None:
+        """The outputs of the best constant where targets cannot change them; None where it has to be searched."""
+        return None
+
+    def beside_constant(self, f: Tensor, y: Tensor, energies: Energies, where: str) -> ConstantComparison:
+        """The network beside the best constant, in words for a diagnosis; `where` is said of the data."""
+        return compare_energies(energies, where)
+
+    @property
+    def in_target_units(self) -> bool:
+        """Whether outputs are in the targets' units, one each: then scaling targets scales outputs."""
+        return False
+
+    @property
+    def residual_advice(self) -> str:
+        """What to do where residuals are of another size than predicted."""
+        return "Give the likelihood a predictive distribution that is as wide as the residuals."
+
+    @property
+    def uneven_advice(self) -> str:
+        """What to do where residuals of some outputs are of another size than predicted, and others are not."""
+        return "Give the likelihood a predictive distribution that is as wide as the residuals of each output."
+
 
 class WithNoise(Likelihood):
     """A likelihood whose noise can be another, and be learnt; its energy does not depend on their common factor."""
@@ -135,6 +164,21 @@ class WithNoise(Likelihood):
     @abstractmethod
     def with_noise(self, noise: float | Tensor) -> WithNoise:
         """Another noise."""
+
+    @property
+    def factor(self) -> Tensor:
+        """(): the standard deviation, or the common factor of several."""
+        return self.noise_precision.rsqrt()
+
+    @property
+    def residual_advice(self) -> str:
+        """Tune the noise: diagnoses add how."""
+        return "Tune it"
+
+    @property
+    def uneven_advice(self) -> str:
+        """Change the ratios, and tune the common factor: diagnoses add how."""
+        return "Scale the targets until their residuals are of one size, and tune the noise"
 
     def same_ratios(self, other: Likelihood) -> bool:
         """Whether the noise differs from another's by a common factor alone, so that curvature holds for both."""

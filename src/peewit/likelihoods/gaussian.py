@@ -12,6 +12,7 @@ from torch.distributions import Normal
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import spelled_class
 from ..runtime.random import Hashed
+from .comparison import ConstantComparison, Energies, compare_means
 from .contract import Likelihood, WithNoise, as_noise, diagonal_root, score
 from .form import ALL, Form
 
@@ -58,7 +59,10 @@ class Gaussian(WithNoise):
 
     title = "regression"
     link_family = "gaussian"
-    draws = True
+    draws = in_target_units = True
+    uneven_advice = (
+        "Fit again with a noise for each output, pw.Gaussian(noise='residuals'), and tune their common factor"
+    )
 
     def _values(self) -> Tensor:
         """() or (C,), float64."""
@@ -146,3 +150,7 @@ class Gaussian(WithNoise):
     def distribution(self, f: Tensor) -> Normal:
         """(..., T, C)."""
         return Normal(f, self._values().to(f).expand(f.shape), validate_args=False)
+
+    def beside_constant(self, f: Tensor, y: Tensor, energies: Energies, where: str) -> ConstantComparison:
+        """By R^2."""
+        return compare_means(f, y, 1 - energies.network / energies.constant, where)

@@ -13,6 +13,7 @@ from torch.distributions import Normal
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import spelled_class
 from ..runtime.random import Hashed
+from .comparison import ConstantComparison, Energies, compare_densities
 from .contract import WithNatural, constant_like, score
 from .form import ALL, Form, usual_axis
 
@@ -54,6 +55,8 @@ class HeteroscedasticGaussian(WithNatural):
 
     title = link_family = "heteroscedastic"
     draws = True
+    residual_advice = "Train the variances longer, or stop earlier where they follow single targets."
+    uneven_advice = "Train the variances longer, or scale the targets to a common size."
 
     def __post_init__(self) -> None:
         if self.parameters not in PARAMETERS:
@@ -163,3 +166,9 @@ class HeteroscedasticGaussian(WithNatural):
         """(..., T, K)."""
         mean, variance = self.moments(f)
         return Normal(mean, variance.sqrt(), validate_args=False)
+
+    def beside_constant(self, f: Tensor, y: Tensor, energies: Energies, where: str) -> ConstantComparison:
+        """By NLL."""
+        rest, number = float(self.rest(y)), float(self.scalars(y))
+        per_number = Energies(*((energy + rest) / number for energy in energies))
+        return compare_densities(self.distribution(f).mean, y, per_number, where)

@@ -12,6 +12,7 @@ from torch.distributions import Poisson as PoissonDistribution
 from ..messages.errors import ArgumentTypeError
 from ..messages.names import spelled_class
 from ..runtime.random import Hashed
+from .comparison import ConstantComparison, Energies, compare_deviances
 from .contract import Likelihood, diagonal_root
 from .form import ALL, Form
 
@@ -93,3 +94,7 @@ class Poisson(Likelihood):
     def distribution(self, f: Tensor) -> PoissonDistribution:
         """(..., T, C)."""
         return PoissonDistribution(f.exp(), validate_args=False)
+
+    def beside_constant(self, f: Tensor, y: Tensor, energies: Energies, where: str) -> ConstantComparison:
+        """By deviance."""
+        return compare_deviances(energies, float((y - torch.xlogy(y, y)).sum()), where)

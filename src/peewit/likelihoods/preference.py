@@ -11,6 +11,7 @@ from ..messages.errors import PeewitError
 from ..messages.names import spelled_class
 from ..network.nests import Pair
 from .bernoulli import Bernoulli
+from .comparison import ConstantComparison, Energies, compare_labels
 from .contract import Likelihood
 from .form import Form, usual_axis
 
@@ -43,6 +44,7 @@ class Preference(Bernoulli):
     """
 
     title = "preference"
+    constant = 0.0  # the difference of equal rewards
 
     def check_inputs(self, inputs: Any) -> Any:
         """Pairs; refuses single inputs."""
@@ -70,6 +72,12 @@ class Preference(Bernoulli):
     def targets(self, y: Tensor, form: Form) -> Tensor:
         """(N, 1, 1)."""
         return super().targets(y.reshape(len(y), *form.shape), form)
+
+    def beside_constant(self, f: Tensor, y: Tensor, energies: Energies, where: str) -> ConstantComparison:
+        """By NLL and accuracy, against rewards that do not depend on the input."""
+        number, accuracy = float(self.scalars(y)), self.decisions(f, y).accuracy
+        per_pair = Energies(*(energy / number for energy in energies))
+        return compare_labels(per_pair, (accuracy, 0.5), where, rival="same reward for all inputs")
 
 
 class Reward(Preference):
