@@ -45,6 +45,17 @@ class TooManyOutputs(Exception):
             raise PeewitError(f"{which} with {self}; expected at most {EXACT_OUTPUTS}. {instead}") from None
 
 
+def is_exact(outputs: int, closed_form: bool = False) -> bool:
+    """Whether covariances of so many outputs per example are exact: there are few, or they have a closed form."""
+    return closed_form or outputs <= EXACT_OUTPUTS
+
+
+def require_exact(outputs: int, closed_form: bool = False) -> None:
+    """Raise where they are not."""
+    if not is_exact(outputs, closed_form):
+        raise TooManyOutputs(outputs)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """A network with its uncertain weights, as predictions need it."""

@@ -24,7 +24,7 @@ from ..jacobians.output_layer import (
 from ..likelihoods import Form
 from ..messages.errors import PeewitError
 from ..network.nests import Inputs, take, tensors
-from ..posterior.network import EXACT_OUTPUTS, Network, TooManyOutputs
+from ..posterior.network import Network, require_exact
 from ..tracing.tape import Tape
 from ..tracing.tracer import Tracer
 from ..weights.ranges import WeightRange
@@ -83,8 +83,7 @@ def _functional(
 ) -> Functional:
     keep = alone if create_graph else torch.detach
     closed = network.is_closed(x) and not joint
-    if network.outputs(x) > EXACT_OUTPUTS and not closed:
-        raise TooManyOutputs(network.outputs(x))
+    require_exact(network.outputs(x), closed)
     if joint:
         return finite(network, _joint(network, precision, x, create_graph), x)
     means, covariances = [], []
@@ -106,10 +105,8 @@ def _covariance(precision: Blocks, tape: Tape, form: Form, variance_only: bool) 
         if not variance_only:
             return spread(spectra)
         return form.restore(spread_variance(spectra)).reshape(tape.examples, -1)
-    numbers = math.prod(form.shape)
     # Variances have a closed form whatever the structure; so have covariances of outputs without positions.
-    if numbers > EXACT_OUTPUTS and not variance_only and not all(map(without_positions, jacobians.values())):
-        raise TooManyOutputs(numbers)
+    require_exact(math.prod(form.shape), variance_only or all(map(without_positions, jacobians.values())))
     return precision.quad(jacobians, variance_only or (form.positions > 1 and form.outputs == 1))
 
 
@@ -123,11 +120,16 @@ def aligned_spectra(
     precision: Blocks, jacobians: Mapping[WeightRange, Piece], form: Form
 ) -> list[OutputSpectrum] | None:
     """Bases (C, R) and weights (B, T, R) of the covariance, where rows of the weight are outputs of the likelihood."""
+    return precision.spectra(jacobians) if are_aligned(jacobians, form) else None
+
+
+def are_aligned(jacobians: Mapping[WeightRange, Piece], form: Form) -> bool:
+    """Whether rows of an outermost layer's weights are outputs of the likelihood."""
     order = form.flatten(torch.arange(math.prod(form.shape), device="cpu").reshape(form.shape))
-    for piece in jacobians.values():
-        if not isinstance(piece, OutputLayerJacobian) or piece.groups != 1 or not torch.equal(piece.order[0], order):
-            return None
-    return precision.spectra(jacobians)
+    return all(
+        isinstance(piece, OutputLayerJacobian) and piece.groups == 1 and torch.equal(piece.order[0], order)
+        for piece in jacobians.values()
+    )
 
 
 def without_positions(piece: Piece) -> bool:
@@ -181,8 +183,7 @@ def each_jacobian(network: Network, x: Inputs, use: Callable[[Inputs, slice, Ten
     """Call `use` with some of the inputs, which they are, their outputs and Jacobians, until all were used."""
     x = network.prepare(x)
     with network.isolated():
-        if network.outputs(x) > EXACT_OUTPUTS:
-            raise TooManyOutputs(network.outputs(x))
+        require_exact(network.outputs(x))
         tracer = Tracer(network.model, network.space.names, network.budget, network.learner, predicting=True)
         for chosen in network.slices(x):
             some = take(x, chosen)

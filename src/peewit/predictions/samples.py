@@ -16,7 +16,7 @@ from ..messages.warnings import warn
 from ..network.buffers import restore_buffers
 from ..network.calling import call, with_weights
 from ..network.nests import Inputs, count, take
-from ..posterior.network import EXACT_OUTPUTS, Network
+from ..posterior.network import EXACT_OUTPUTS, Network, is_exact
 from ..tracing.forward_mode import apply
 from ..weights.vectors import unflatten
 from .covariance import Functional, require_gradients
@@ -33,7 +33,7 @@ def linearised_samples(network: Network, x: Inputs, deviations: Tensor) -> Tenso
     outputs = []
     with network.isolated():
         closed = network.is_closed(x)
-        if network.outputs(x) > EXACT_OUTPUTS and not closed:
+        if not is_exact(network.outputs(x), closed):
             return _finite_samples(network, _pushed_samples(network, x, deviations), x)
         for tape in network.tapes(x, probes=len(deviations) if closed else None):
             mean = tape.output.detach()

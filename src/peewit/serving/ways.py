@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..jacobians.output_layer import OutputLayerJacobian
 from ..likelihoods import Form
 from ..network.isolation import outside_caller_modes
 from ..network.modules import every_module
 from ..network.nests import Inputs, count, take
-from ..posterior.network import EXACT_OUTPUTS, Network
+from ..posterior.network import Network, is_exact
 from ..predictions import means
-from ..predictions.covariance import covariance_blocks
+from ..predictions.covariance import are_aligned, covariance_blocks
 from ..predictions.families import make_prediction
 from ..predictions.options import PredictOptions
 from ..predictions.outputs import GaussianOutputs
@@ -195,7 +194,7 @@ def served_way(state: PosteriorState, pool: Pool[Any], x: Inputs, options: Predi
 def needs_settings(state: PosteriorState, network: Network, x: Inputs, options: PredictOptions) -> bool:
     """Whether torch's settings for the whole process have to be changed meanwhile: which attention, which rounding."""
     known = network.knowledge
-    many = math.prod(known.shape(x)) > EXACT_OUTPUTS
+    many = not is_exact(math.prod(known.shape(x)))
     pushed = options.method == "sampled" or options.at == "linear_mode" or many or known.second
     return pushed or (state.weights.is_cuda and network.budget.arithmetic.name != "float64")
 
@@ -235,12 +234,10 @@ def closed_form_way(state: PosteriorState, pool: Pool[ClosedNetwork], x: Inputs,
 def form_of(state: PosteriorState, tape: Tape, form: Form) -> SpectralForm | DenseForm | None:
     """The form of a last layer whose rows are the outputs of the likelihood."""
     jacobians = tape.pull_outputs()
-    order = form.flatten(torch.arange(math.prod(form.shape), device="cpu").reshape(form.shape))
-    for piece in jacobians.values():
-        if not isinstance(piece, OutputLayerJacobian) or piece.groups != 1 or not torch.equal(piece.order[0], order):
-            return None
+    if not are_aligned(jacobians, form):
+        return None
     spectral = spectral_form(state.precision, jacobians, flat_outputs(form, tape.output))
-    if spectral is None and (math.prod(form.shape) <= EXACT_OUTPUTS or form.positions == 1):
+    if spectral is None and is_exact(math.prod(form.shape), form.positions == 1):
         return dense_form(state.precision, jacobians)
     return spectral
 
