@@ -15,7 +15,7 @@ Record = dict[str, Any]
 Values = dict[str, float]  # by case
 Reader = Callable[[Record], float | None]
 
-PLAIN, TEMPERATURE = "plain", "temperature"
+PLAIN, TEMPERATURE, DROPOUT, ENSEMBLE = "plain", "temperature", "dropout", "ensemble"
 RECIPE, VALIDATED = "recipe", "validation"
 HALVES = ("confirm", "choose")
 KINDS = ("table", "text", "image")
@@ -189,12 +189,17 @@ def better_base(board: Board, task: TaskInfo) -> str | None:
 
 
 def mean_over(
-    board: Board, tasks: Sequence[TaskInfo], ways: Sequence[str], read: Reader, variant: str | None = "whole"
+    board: Board,
+    tasks: Sequence[TaskInfo],
+    ways: Sequence[str],
+    read: Reader,
+    variant: str | None = "whole",
+    training: str | None = None,
 ) -> dict[str, float]:
     """Means over the tasks that have all of the ways; without any such task, nothing."""
     rows = []
     for task in tasks:
-        estimates = [average(board.values(task.name, way, read, variant)) for way in ways]
+        estimates = [average(board.values(task.name, way, read, variant, training)) for way in ways]
         known = [estimate.mean for estimate in estimates if estimate is not None]
         if len(known) == len(ways):
             rows.append(known)

@@ -91,6 +91,7 @@ class Task:
     make: Make
     make_small: Make | None = None  # with fewer examples, for the reduced run
     trainings: tuple[Training, ...] = ("early", "fixed")
+    by_name: bool = False  # whether it is measured only where it is named
 
     def cases(self, data: Path | None, splits: range, device: torch.device, reduced: bool = False) -> Iterator[Case]:
         """Networks are trained for all splits at once where that is faster."""

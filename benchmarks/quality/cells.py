@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 
 from benchmarks.quality.board import (
+    DROPOUT,
+    ENSEMBLE,
     HALVES,
+    PLAIN,
     TRAININGS,
     Board,
     Estimate,
@@ -19,7 +22,8 @@ from benchmarks.quality.board import (
 from benchmarks.quality.ways import WAYS
 from benchmarks.tables import Row
 
-MISSING = "not measured"
+MISSING, NONE = "not measured", "-"
+OF_THEIR_OWN = (DROPOUT, ENSEMBLE)  # ways with networks of their own
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -27,6 +31,17 @@ def number(value: float | None, digits: int = 3) -> str:
     if value is None:
         return MISSING
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.{digits}f}"
+
+
+def absent(board: Board, task: TaskInfo, way: str) -> str:
+    """Why a way has no number on a task: there are no such networks, or nobody measured it."""
+    return NONE if way in OF_THEIR_OWN and pretrained(board, task) else MISSING
+
+
+def pretrained(board: Board, task: TaskInfo) -> bool:
+    """Whether the networks come from elsewhere, so that there is no second one and none with dropout."""
+    cases = board.cases(task.name, PLAIN)
+    return bool(cases) and all(key.startswith("pretrained/") for key in cases)
 
 
 def signed(estimate: Estimate | None) -> str:
@@ -46,9 +61,16 @@ def ordered(board: Board) -> list[str]:
     return [way for way in WAYS if way in board.ways] + sorted(board.ways - set(WAYS))
 
 
-def mean_of(board: Board, task: TaskInfo, way: str, read: Reader, variant: str | None = "whole") -> float | None:
-    """The mean over splits and trainings."""
-    estimate = average(board.values(task.name, way, read, variant))
+def mean_of(
+    board: Board,
+    task: TaskInfo,
+    way: str,
+    read: Reader,
+    variant: str | None = "whole",
+    training: str | None = None,
+) -> float | None:
+    """The mean over splits, and over trainings where none is named."""
+    estimate = average(board.values(task.name, way, read, variant, training))
     return None if estimate is None else estimate.mean
 
 

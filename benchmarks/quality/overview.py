@@ -32,7 +32,8 @@ IN_SHORT, COST = "Every way, over the tasks", "Cost, median over the cases"
 COSTS = ("fit", "predict", "seconds")
 EXPLAINED = {
     IN_SHORT: "The NLL less the plain network's: the median over the tasks, and the largest in parentheses. The tables "
-    "below have each task: early / fixed, or one number for a pretrained network.",
+    "below have each task: early / fixed, or one number for a pretrained network. A dash: [not "
+    "measured](#what-was-measured).",
     COST: "Fit and predict are in plain passes, seconds are those of both together. The networks of tables are so "
     "small that a plain pass takes microseconds, and their columns show overhead more than work. Training is not in "
     "it: an ensemble costs five times the training, and MC dropout a network of its own.",

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.quality import harm, overview, sections
+from benchmarks.quality import by_task, harm, measured, overview, sections, unknown
 from benchmarks.quality.batchnorm import read_results
 from benchmarks.quality.board import Board
 from benchmarks.quality.cells import halves
@@ -37,7 +37,8 @@ NOTES = """## How it was measured
 - A *run* is one split of one task under one way of training, with all classes and values among the training data.
   Networks are trained for a fixed number of steps ("fixed"), or stopped where the loss on stopping data is smallest
   ("early"). The ResNets are pretrained. A task counts once: its number is the mean over its splits, and the number of
-  a split is the mean over both ways of training.
+  a split is the mean over both ways of training. [One table](#what-was-measured) has the splits of each task, and
+  says what is missing and why.
 - `±` is two standard errors over the splits. Differences are paired: both ways used the same network and the same
   data. Splits of one table share examples, so these errors are too small rather than too large.
 - "recipe" is `fit(...).tune(train=...)`. "validation" is `fit(...).tune("validation", validation=...)`. The validation
@@ -56,7 +57,14 @@ NOTES = """## How it was measured
 """
 
 
-EXPLAINED = {**overview.EXPLAINED, **sections.EXPLAINED, **harm.EXPLAINED}
+EXPLAINED = {
+    **overview.EXPLAINED,
+    **sections.EXPLAINED,
+    **harm.EXPLAINED,
+    **unknown.EXPLAINED,
+    **by_task.EXPLAINED,
+    **measured.EXPLAINED,
+}
 
 
 def summary(board: Board) -> list[str]:
@@ -109,11 +117,13 @@ def tables(board: Board) -> list[tuple[str, list[Table]]]:
         ),
         ("Without validation data", [sections.unvalidated_nll(board), *sections.warning_tables(board)]),
         ("What training data tell of harm", [] if board.reduced else harm.harm_tables(read_results(harm.RESULTS))),
-        ("Unknown inputs", [sections.unknown_inputs(board)]),
+        ("Unknown inputs", unknown.tables(board)),
         ("What was tried", [overview.ways_in_short(board), *every]),
         ("Other figures", [overview.other_figures(board, name) for name in overview.LIKELIHOODS]),
         ("Stopping data instead of validation data", [overview.on_stopping_data(board)]),
         ("Cost", [overview.costs(board)]),
+        ("What was measured", measured.tables(board)),
+        ("By task", by_task.tables(board)),
     ]
 
 

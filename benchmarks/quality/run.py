@@ -59,10 +59,11 @@ class Options:
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """The command line."""
     parser = argparse.ArgumentParser(prog="benchmarks.quality.run", description=__doc__)
+    aside = [store.short(task.name) for task in TASKS if task.by_name] or ["none"]
     named = "names with commas between them; spaces may be written as hyphens"
     parser.add_argument("--data", type=Path, default=os.environ.get("PEEWIT_DATA"), help="the folder with data sets")
     parser.add_argument("--out", type=Path, help=f"{RESULTS} if not given, {REDUCED} with --reduced")
-    parser.add_argument("--tasks", help=f"all where none is named; {named}")
+    parser.add_argument("--tasks", help=f"all but {', '.join(aside)} where none is named; {named}")
     parser.add_argument("--ways", help=f"those for the kind of task where none is named; {named}")
     parser.add_argument("--splits", help="N for the first N, or A-B for A to B inclusive, from 0")
     parser.add_argument("--training", help="early, fixed or pretrained; all where none is named")
@@ -77,7 +78,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     if given.merge is not None:
         print(f"{store.merge(given.merge, out)} files merged into {out}")
         sys.exit()
-    tasks = [task.name for task in TASKS if task.reduced or not given.reduced]
+    tasks = [task.name for task in TASKS if not task.by_name and (task.reduced or not given.reduced)]
     ways = [name for name, way in WAYS.items() if way.main or not given.reduced]
     return Options(
         data=None if given.data is None else Path(given.data),

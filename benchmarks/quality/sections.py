@@ -12,22 +12,18 @@ from benchmarks.quality.board import (
     TEMPERATURE,
     VALIDATED,
     Board,
-    auroc,
     average,
     figure,
     mean_over,
-    score_of,
 )
 from benchmarks.quality.cells import MISSING, by_training, halves, mean_of, means_rows, number, ordered, signed
 from benchmarks.quality.goals import (
     EACH_COVERAGE,
-    MUTUAL,
     Gap,
     Warned,
     against_both,
     against_plain,
     allowed,
-    detection,
     runs,
     within,
 )
@@ -113,26 +109,6 @@ def intervals(board: Board) -> Table:
         if means:
             rows.append((f"**mean**, {half}", half, *(f"{means[way]:.1%}" for way in ways), ""))
     return Table("90 % intervals: coverage and width", ("task", "half", *ways, "validation in 82-97 %"), tuple(rows))
-
-
-def unknown_inputs(board: Board) -> Table:
-    """AUROC of the score that all ways have, and of mutual information."""
-    ways = (PLAIN, TEMPERATURE, VALIDATED, RECIPE)
-    validated = {gap.task.name: gap for gap in detection(board, board.tasks, VALIDATED, (PLAIN, TEMPERATURE))}
-    recipe = {gap.task.name: gap for gap in detection(board, board.tasks, RECIPE, (PLAIN,))}
-    rows = []
-    for task in board.tasks:
-        cells = [
-            *(mean_of(board, task, way, auroc(score_of(task)), None) for way in ways),
-            *(mean_of(board, task, way, auroc(MUTUAL), None) for way in (VALIDATED, RECIPE)),
-        ]
-        if cells[0] is None:
-            continue
-        gaps = [signed(found[task.name].difference if task.name in found else None) for found in (validated, recipe)]
-        shown = ["" if cell is None and task.likelihood == "regression" else number(cell) for cell in cells]
-        rows.append((task.name, task.half, *shown, *gaps))
-    columns = ("task", "half", *ways, "validation, MI", "recipe, MI", "validation - best of both", "recipe - plain")
-    return Table("AUROC against unknown inputs", columns, tuple(rows))
 
 
 def warning_tables(board: Board) -> list[Table]:

@@ -28,7 +28,9 @@ def of_text(name: str, half: Half) -> Task:
     )
 
 
-def of_images(name: str, half: Half, make: Make, splits: int = 3, small: Make | None = None) -> Task:
+def of_images(
+    name: str, half: Half, make: Make, splits: int = 3, small: Make | None = None, by_name: bool = False
+) -> Task:
     return Task(
         name=name,
         likelihood="classification",
@@ -39,6 +41,7 @@ def of_images(name: str, half: Half, make: Make, splits: int = 3, small: Make | 
         make=make,
         make_small=small,
         trainings=("pretrained",) if name.startswith("cifar10") else ("early", "fixed"),
+        by_name=by_name,
     )
 
 
@@ -64,7 +67,7 @@ TASKS = [
     of_images("fashion mlp", "choose", greys("fashion_mnist", "mlp"), small=greys("fashion_mnist", "mlp", SMALL)),
     of_images("mnist cnn", "choose", greys("mnist", "cnn")),
     of_images("cifar10 resnet20", "choose", cifar("resnet20")),
-    of_images("cifar10 resnet20 50k", "choose", cifar("resnet20", train=50_000), splits=1),
+    of_images("cifar10 resnet20 50k", "choose", cifar("resnet20", train=50_000), splits=1, by_name=True),
     of_text("trec", "choose"),
     of_images("mnist mlp", "confirm", greys("mnist", "mlp")),
     of_images("fashion cnn", "confirm", greys("fashion_mnist", "cnn")),

@@ -319,6 +319,13 @@ def test_the_reduced_run_has_the_main_ways_and_few_splits() -> None:
     assert jobs.count(("fashion mlp", 0)) == 1 and len(jobs) == 10
 
 
+def test_a_task_that_runs_only_by_name(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "TASKS", [run.TASKS[0], replace(run.TASKS[1], by_name=True, reduced=True)])
+    for arguments in ([], ["--reduced"]):
+        assert run.parse(arguments).tasks == ("tiny",)
+    assert run.parse(["--tasks", "other"]).tasks == ("other",)
+
+
 def test_names_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     options = run.parse(["--ways", "linear mode, its own mean,plain,last-layer-evidence", "--tasks", "red-wine"])
     assert options.ways == ("linear mode, its own mean", "plain", "last layer, evidence")

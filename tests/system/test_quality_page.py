@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.quality import board, cells, goals, overview, page, sections, store
+from benchmarks.quality import board, by_task, cells, goals, measured, overview, page, sections, store, unknown
 
 Record = dict[str, Any]
 SPLITS, TRAININGS = range(3), ("early", "fixed")
@@ -189,6 +190,66 @@ def test_tables(folder: Path) -> None:
     ways = {row[0]: row for row in overview.all_ways(read, "choose", "classification").rows}
     assert ways["evidence"] == ("evidence", "+0.300 / +0.300 / failed 1 of 6")
     assert overview.costs(read).rows[0] == ("plain", *("2", "-", "-"), *("3", "-", "-"), *("0.5", "-", "-"))
+
+
+def test_tables_on_unknown_inputs(folder: Path) -> None:
+    write(folder, "second", "ensemble", "confirm", lambda *_: classes(0.4, 0.78, 0.7))
+    write(folder, "third", "ensemble", "choose", lambda *_: numbers(0.9, auroc=0.65))
+    read = board.Board.read(folder)
+    rows = {row[0]: row[2:] for row in unknown.by_score(read).rows}
+    assert rows["second"] == (
+        *("0.700", "0.720", "not measured", "0.780", "not measured", "0.700", "0.750", "0.800"),
+        *("+0.030 ± 0.000", "+0.100 ± 0.000"),
+    )
+    assert rows["third"][3:8] == ("0.650", "not measured", "not measured", "0.600", "not measured")
+    rows = {row[0]: row[2:] for row in unknown.by_mutual(read).rows}
+    assert rows == {
+        "second": ("not measured", "0.700", "not measured", "0.800", "0.900"),
+        "first": ("not measured", "not measured", "not measured", "0.800", "0.900"),
+    }
+    assert unknown.above(read, "validation") == (0, 2) and unknown.above(read, "recipe") == (1, 1)
+    rows = {row[0]: row[2:] for row in unknown.by_training(read).rows}
+    assert rows["first"][0] == "0.700 / 0.700" and rows["first"][-1] == "0.800 / 0.550"
+
+
+def test_means_on_unknown_inputs_are_over_the_same_tasks(folder: Path) -> None:
+    for way in unknown.WAYS:
+        write(folder, "second", way, "confirm", lambda *_: classes(0.4, 0.8, 0.7))
+    table = unknown.in_short(board.Board.read(folder))
+    assert table.columns[1] == "1 tasks of classes, entropy"
+    assert table.rows[0] == ("plain", "0.800", "0.700", "", "0 of 1")
+
+
+def test_long_tables_by_task(folder: Path) -> None:
+    write(folder, "second", "ensemble", "confirm", lambda *_: classes(0.4))
+    read = board.Board.read(folder)
+    brier = {row[0]: row[2:] for row in by_task.by_figure(read, "brier").rows}
+    assert brier["second"] == ("0.200 / 0.200",) * 5 == brier["**mean**, tasks with all"]
+    assert brier["first"][2] == "not measured"
+    assert by_task.by_figure(read, "crps").rows == (
+        ("third", "choose", "0.300", "0.300", "not measured", "0.300", "not measured"),
+    )
+    assert [row[0] for row in by_task.shifted_nll(read).rows] == ["second", "first"]
+    assert by_task.coverage(read).rows[0][2:6] == ("50.0% / 50.0%", "90.0% / 90.0%", "", "99.0% / 99.0%")
+
+
+def test_what_was_measured(folder: Path) -> None:
+    write(folder, "wine", "plain", "choose", lambda *_: classes(0.4))
+    write(folder, "wine", "recipe", "choose", lambda *_: classes(0.4))
+    content = store.read(store.path_of(folder, "wine", "recipe"))
+    del content["cases"]["early/whole/2"]
+    store.path_of(folder, "wine", "recipe").write_text(json.dumps(content))
+    figures = {"pretrained/whole/0": classes(0.1)}
+    header = {"likelihood": "classification", "kind": "image", "half": "choose", "validated": False, "reduced": False}
+    store.add(folder, "net", "plain", {**header, "machine": MACHINE}, figures)
+    read = board.Board.read(folder)
+    rows = {row[0]: row[1:] for row in measured.tables(read)[0].rows}
+    assert rows["wine"][:7] == ("table", "choose", "20", "3", "3", "", "")
+    assert rows["wine"][7].startswith("2 of ")
+    assert "`recipe`: 5 of 6 cases" in rows["wine"][8] and "not measured yet: `temperature`" in rows["wine"][8]
+    assert rows["net"][2:6] == ("", "", "", "1") and "`ensemble`" not in rows["net"][8]
+    net = task_of(read, "net")
+    assert [cells.absent(read, net, way) for way in ("ensemble", "recipe")] == ["-", "not measured"]
 
 
 def test_a_page_from_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
