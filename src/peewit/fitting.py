@@ -142,7 +142,7 @@ def resolve(
     check_at(at)
     model = unwrap(model)
     family: Likelihood = resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
-    shape: Structure = resolve_name(structure, structures.NAMES, "structure", "measure")
+    shape: Structure = resolve_name(structure, structures.NAMES, "structure", Structure)
     kind: CurvatureKind | Hessian | Auto = resolve_name(curvature, curvatures.NAMES, "curvature", "name")
     check_generator(generator)
     start = as_prior(prior)
@@ -165,7 +165,7 @@ def resolve(
         return spread_variance(diagonal, model)
 
     space = select(model, weights, lambda: batches.first()[0], limit, variance)
-    if space.mask is not None and not getattr(shape, "masks", False):
+    if space.mask is not None and not shape.masks:
         raise PeewitError(
             f"structure={type(shape).__name__} cannot hold single elements of a tensor; "
             "use structure='diag' or 'full' with masks and subnetworks."
@@ -182,7 +182,7 @@ def resolve(
         data=batches,
         likelihood=family,
         kind=kind,
-        budget=limit if memory is not None else limit.at_most(getattr(shape, "enough", limit.bytes)),
+        budget=limit if memory is not None else limit.at_most(limit.bytes if shape.enough is None else shape.enough),
         seed=seed_of(generator, 62),
         least=start.least,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -60,54 +61,60 @@ class Precision(Protocol):
         ...
 
 
-class Curvature(Protocol):
+class Curvature(ABC):
     """Decomposed curvature: cheap to evaluate for many priors and noises."""
 
-    @property
-    def elementwise(self) -> bool:
-        """Whether every weight can have a prior precision of its own."""
-        ...
+    elementwise: ClassVar[bool] = False  # whether every weight can have a prior precision of its own
 
+    @abstractmethod
     def precision(self, delta: Tensor, data_weight: Tensor, numbers: Tensor | None = None) -> Blocks:
         """`data_weight H + diag(delta)`; delta (D,), data_weight () is `noise_precision^degree / T`.
 
         `numbers` (D,) says which weights share a precision, where gradients in precisions that happen to agree are
         wanted.
         """
-        ...
 
+    @abstractmethod
     def diag(self, floor: float = 0.0) -> Tensor:
         """(D,): diag(H), at least a share `floor` of its mean over the tensor."""
-        ...
 
+    @abstractmethod
     def spectrum(self, groups: Groups, base: Tensor | None = None) -> Tensor | None:
         """(D,): `l` with `log |w H + diag(p[group] base)| = sum log(w l + p[group]) + sum log base`.
 
         In the order of the weights, or another within a group; None where the prior has several precisions in one
         block, and so no such form.
         """
-        ...
 
+    @abstractmethod
     def approximation(self, name: str) -> str:
         """What a weight got, in words."""
-        ...
+
+    def peaks(self) -> list[Peak]:
+        """The largest eigenvalues of blocks whose decomposition rounds; none where weights are independent."""
+        return []
 
 
-class Structure(Protocol):
+class Structure(ABC):
     """How curvature is stored: measured additively over batches, decomposed once."""
 
+    masks: ClassVar[bool] = False  # whether single elements of a tensor can be selected
+    holds_hessian: ClassVar[bool] = False  # whether its sums are one matrix over all weights
+    keeps_bases: ClassVar[bool] = False  # whether later data are measured along eigenvectors of the earlier
+    enough: ClassVar[int | None] = None  # bytes of a budget beyond which a fit gains nothing; None: none
+
+    @abstractmethod
     def measure(self, source: Source) -> Any:
         """Sums over all data."""
-        ...
 
+    @abstractmethod
     def more(self, source: Source, earlier: Any) -> Any:
         """Sums over earlier data and this, which leave the earlier ones as they are."""
-        ...
 
+    @abstractmethod
     def check(self, sums: Any, space: Space) -> None:
         """Refuse sums, from a file, that are not of these weights."""
-        ...
 
+    @abstractmethod
     def curvature(self, sums: Any, space: Space) -> Curvature:
         """Decompose."""
-        ...

@@ -187,6 +187,7 @@ class Auto:
 
     Attributes:
         name: What `curvature=` calls it.
+        degree: Power of the noise precision (1 / noise variance) that multiplies either of them.
 
     Example:
         >>> pw.fit(model, (x, y), "classification", curvature=pw.Auto()).coverage().curvature
@@ -194,6 +195,7 @@ class Auto:
     """
 
     name: ClassVar[str] = "auto"
+    degree: ClassVar[int] = 1
 
     def choose(self, form: Form, likelihood: Likelihood) -> tuple[CurvatureKind, str]:
         """The choice and its reason."""

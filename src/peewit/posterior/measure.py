@@ -16,7 +16,6 @@ from ..curvature.pieces import labelled_outputs
 from ..curvature.products import hessian_matrix
 from ..curvature.restart import PassRestart
 from ..curvature.stream import Source
-from ..curvature.structures.dense import Full
 from ..curvature.structures.dense_sums import DenseSums
 from ..likelihoods import Gaussian
 from ..messages.errors import PeewitError
@@ -74,7 +73,7 @@ def measure(source: Source, measurement: Callable[[Source], Any]) -> Any:
 def measure_hessian(source: Source, structure: Structure) -> Any:
     """The full Hessian of the energy, in place of a structure's own measurement."""
     task = source.task
-    if not isinstance(structure, Full):
+    if not structure.holds_hessian:
         raise PeewitError(
             f"curvature='hessian' with structure={type(structure).__name__}: the Hessian has a full matrix and "
             "products only; use structure='full', or curvature='ggn'."

@@ -105,7 +105,7 @@ class PosteriorState:
         return tuple(self._conditions())
 
     def _conditions(self) -> Iterator[tuple[Peak, float]]:
-        peaks: list[Peak] = getattr(self.curvature, "peaks", list)()
+        peaks = self.curvature.peaks()
         if not peaks:
             return
         data_weight = self.problem.data_weight(self.likelihood.noise_precision).detach().double()

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ..curvature.stream import MeasurementTask, Source
-from ..curvature.structures import EKFAC
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.identity import Identity
@@ -94,8 +93,8 @@ def prior_of(la: PosteriorState, space: Space) -> Prior:
 
 
 def reason_of(la: PosteriorState) -> str:
-    """EKFAC measures later data along old eigenvectors, and says so."""
-    if isinstance(la.structure, EKFAC) and OLD_BASES not in la.reason:
+    """A structure that measures later data along old eigenvectors says so."""
+    if la.structure.keeps_bases and OLD_BASES not in la.reason:
         return f"{la.reason}; {OLD_BASES}"
     return la.reason
 

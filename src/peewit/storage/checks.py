@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..curvature import structures
 from ..curvature.contracts import Structure
 from ..curvature.kinds import CurvatureKind, Hessian
 from ..curvature.totals import Totals
@@ -79,9 +78,9 @@ def check_values(
 
 def check_curvature(kind: CurvatureKind | Hessian, structure: Structure, space: Space) -> None:
     """Refuse a curvature that its structure or a mask excludes."""
-    if isinstance(kind, Hessian) and not isinstance(structure, structures.Full):
+    if isinstance(kind, Hessian) and not structure.holds_hessian:
         raise PeewitError(f"a Hessian with structure {type(structure).__name__}")
-    if space.mask is not None and not getattr(structure, "masks", False):
+    if space.mask is not None and not structure.masks:
         raise PeewitError(f"a mask with structure {type(structure).__name__}")
 
 

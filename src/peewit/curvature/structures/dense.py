@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ...messages.names import spelled_class
 from ...weights.ranges import WeightRange
 from ...weights.space import Space
+from ..contracts import Structure
 from ..stream import Source
 from .dense_curvature import DenseCurvature
 from .dense_sums import DenseSums, Group, measure_groups
@@ -14,7 +15,7 @@ from .dense_sums import DenseSums, Group, measure_groups
 
 @spelled_class
 @dataclass(frozen=True)
-class Block:
+class Block(Structure):
     """One dense matrix per module, over its weight and bias together.
 
     A module with P weights takes P x P numbers. `structure="block"` means `Block()`. It takes neither masks nor a
@@ -24,8 +25,6 @@ class Block:
         >>> pw.fit(model, (x, y), "classification", structure=pw.Block()).coverage()["0.weight"].approximation
         'dense block of its module'
     """
-
-    masks = False
 
     def groups(self, space: Space) -> list[Group]:
         """Weights by the module that owns them."""
@@ -53,7 +52,7 @@ class Block:
 
 @spelled_class
 @dataclass(frozen=True)
-class Full:
+class Full(Structure):
     """One dense matrix over all D weights.
 
     It takes D x D numbers. `structure="full"` means `Full()`. It takes masks and a `Subnetwork`, and has no arguments.
@@ -64,6 +63,7 @@ class Full:
     """
 
     masks = True
+    holds_hessian = True
 
     def measure(self, source: Source) -> DenseSums:
         """(D, D)."""

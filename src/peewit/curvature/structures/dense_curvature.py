@@ -11,14 +11,14 @@ from torch import Tensor
 from ...weights.groups import Groups
 from ...weights.space import Space
 from ..blocks import Blocks, OperatorBlock
-from ..contracts import Peak
+from ..contracts import Curvature, Peak
 from ..operators import DenseOperator
 from .common import apply_floor, clear_rounding, fill_zeros
 from .dense_sums import Group
 
 
 @dataclass(frozen=True)
-class DenseCurvature:
+class DenseCurvature(Curvature):
     """Dense matrices over groups of weights."""
 
     matrices: dict[Group, Tensor]

@@ -14,6 +14,7 @@ from ...weights.groups import Groups
 from ...weights.ranges import WeightRange
 from ...weights.space import Space
 from ..blocks import Blocks, OperatorBlock
+from ..contracts import Curvature, Structure
 from ..operators import DiagonalOperator
 from ..stream import Source
 from .common import accumulate, apply_floor, assemble_vector, check_parts, check_shape, clear_rounding, fill_zeros
@@ -21,7 +22,7 @@ from .common import accumulate, apply_floor, assemble_vector, check_parts, check
 
 @spelled_class
 @dataclass(frozen=True)
-class Diag:
+class Diag(Structure):
     """The diagonal of the curvature: independent weights, with the squares of Jacobian entries summed.
 
     `structure="diag"` means `Diag()`. It takes masks and a `Subnetwork`, and has no arguments.
@@ -31,8 +32,8 @@ class Diag:
         'diagonal'
     """
 
-    masks = True  # single elements of a tensor can be selected
-    enough = 10 << 30  # bytes of a budget beyond which a fit gains nothing; about half of it is taken
+    masks = True
+    enough = 10 << 30  # bytes; about half of it is taken
 
     def measure(self, source: Source) -> dict[WeightRange, Tensor]:
         """(P,) per range of each weight."""
@@ -65,7 +66,7 @@ class Diag:
 
 
 @dataclass(frozen=True)
-class DiagCurvature:
+class DiagCurvature(Curvature):
     """`diag(H)` over all elements of the named tensors."""
 
     diagonal: Tensor  # (total,)

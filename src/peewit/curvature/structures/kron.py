@@ -10,6 +10,7 @@ from torch import Tensor
 from ...messages.errors import PeewitError
 from ...messages.names import spelled_class
 from ...weights.space import Space
+from ..contracts import Structure
 from ..stream import Source
 from .factors import KronSums
 from .kron_curvature import KronCurvature, decompose
@@ -20,7 +21,7 @@ from .sums import check_sums, join_sums
 
 @spelled_class
 @dataclass(frozen=True)
-class Kron:
+class Kron(Structure):
     """KFAC: the curvature of each weight as a Kronecker product of two small factors.
 
     A weight with O outputs and I inputs has factors (O, O), from the gradients of its outputs, and (I, I), from its
@@ -44,7 +45,6 @@ class Kron:
 
     approx: Literal["expand", "reduce", "auto"] = "expand"
     bias: Literal["separate", "joint"] = "separate"
-    masks = False
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -77,7 +77,7 @@ class Kron:
 
 @spelled_class
 @dataclass(frozen=True)
-class EKFAC:
+class EKFAC(Structure):
     """KFAC's eigenvectors with the exact second moments along them (eigenvalue-corrected Kronecker factors).
 
     It passes over the data twice, so it refuses one-shot iterators. `structure="ekfac"` means `EKFAC()`. It cannot hold
@@ -100,7 +100,7 @@ class EKFAC:
 
     approx: Literal["expand", "reduce", "auto"] = "expand"
     bias: Literal["separate", "joint"] = "separate"
-    masks = False
+    keeps_bases = True
 
     def __post_init__(self) -> None:
         Kron(self.approx, self.bias)

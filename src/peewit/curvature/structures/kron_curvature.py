@@ -13,7 +13,7 @@ from ...weights.groups import Groups
 from ...weights.ranges import WeightRange
 from ...weights.space import Space
 from ..blocks import Blocks, OperatorBlock
-from ..contracts import Peak
+from ..contracts import Curvature, Peak
 from ..operators import DenseOperator, DiagonalOperator
 from .common import apply_floor, fill_zeros
 from .eigen import eigenvalues_meanwhile
@@ -47,7 +47,7 @@ def decompose(sums: KronSums, space: Space, words: str) -> KronCurvature:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KronCurvature:
+class KronCurvature(Curvature):
     """Kronecker blocks, and dense or diagonal ones for the rest."""
 
     blocks: dict[Key, KronSpectrum]
@@ -55,8 +55,6 @@ class KronCurvature:
     space: Space
     words: str
     eigenvalues: dict[WeightRange, Tensor]  # in float64, of the others that are matrices
-
-    elementwise = False
 
     def precision(self, delta: Tensor, data_weight: Tensor, numbers: Tensor | None = None) -> Blocks:
         """`data_weight H + diag(delta)`: one precision per weight keeps the eigenbases."""

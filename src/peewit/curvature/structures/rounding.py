@@ -123,8 +123,7 @@ class Rounding(Generic[Key]):
     @property
     def strength(self) -> float:
         """The likelihood's noise precision over the prior precision."""
-        degree: int = getattr(self.source.kind, "degree", 1)
-        return float(self.source.task.likelihood.noise_precision) ** degree / self.source.task.least
+        return float(self.source.task.likelihood.noise_precision) ** self.source.kind.degree / self.source.task.least
 
     def find_visible(self, largest: Mapping[Own, Tensor]) -> set[Own]:
         """Blocks whose rounding in float32 would show beside the prior after all data, from their norms so far."""
