@@ -162,9 +162,9 @@ class Laplace:
         return self.state.arithmetic
 
     @property
-    def timings(self) -> dict[str, float]:
+    def timings(self) -> Mapping[str, float]:
         """Seconds that measuring and decomposing the curvature took."""
-        return self.state.timings
+        return self.state.measurement.timings
 
     @property
     def trace(self) -> Trace | None:
@@ -357,7 +357,7 @@ class Laplace:
         grid: tuning.Grid | None = None,
         steps: int | None = None,
         tolerance: float | None = None,
-        limits: tuple[float, float] = tuning.LIMITS,
+        limits: tuple[float, float] | None = None,
         predict: Mapping[str, Any] | None = None,
         at: At | None = None,
         memory: float | None = None,
@@ -382,13 +382,16 @@ class Laplace:
                 mode; without, it takes the evidence at the trained weights, and raises the precisions by one factor
                 until predictions of up to 512 examples lose at most 0.01 nats per label, compared with the network.
                 Every search for a linear mode needs it too.
-            validation: Data that the network was not trained on, for "validation" and "grid". "validation" also tries
-                the network without uncertain weights, and no noise below the residuals of the training data.
+            validation: Data that the network was not trained on, for "validation" and "grid". Both also try the
+                network without uncertain weights; "validation" tries no noise below the residuals of the training data.
             start: The prior, or precisions, to begin from; by default those of the posterior.
             grid: Precisions, or a mapping from names of parameters to values, for "grid".
             steps: The most steps; by default enough for each method. For "training", those of the evidence.
             tolerance: How exact log precisions are to be; by default fit for each method.
-            limits: The smallest and the largest precision that are tried; what "training" raises may go beyond.
+            limits: The smallest and the largest precision that are tried; what "training" raises may go beyond. None
+                for 1e-10 and 1e10, and for "validation" no less than a thousandth of the precision that the size of the
+                weights suggests: on smaller ones these data decide nothing, and inputs unlike them would get variances
+                without bound. "validation" and "grid" also try 1e10, the network itself, whatever the limits.
             predict: Options of `predict` for the predictions that are scored, such as {"link": "mc"}.
             at: The weights at which the evidence is taken: "trained_weights", or "linear_mode", the mode of the
                 linearised model, which is found on `train` and changes with the precisions. None: where the posterior

@@ -351,8 +351,8 @@ def test_a_grid_shows_its_curve_and_takes_its_best() -> None:
     new = moved(normal(12, 3, seed=8)), moved(normal(12, 2, seed=9))
     scored = la.tune("grid", grid={"prior": [0.1, 1.0, 10.0], "temperature": [0.5, 2.0]}, validation=new)
     expected = [
-        pw.validation_nll(la.with_prior(p).with_temperature(t), new) for p in (0.1, 1.0, 10.0) for t in (0.5, 2.0)
-    ]
+        pw.validation_nll(la.with_prior(p).with_temperature(t), new) for p in (0.1, 1.0, 10.0, 1e10) for t in (0.5, 2.0)
+    ]  # the network itself is always among them
     assert scored.trace.values == pytest.approx(expected)
     assert pw.validation_nll(scored, new) == pytest.approx(min(expected))
     # Of several precisions the grid moves the geometric mean, and keeps the ratios.
@@ -443,7 +443,7 @@ def test_validation_uses_the_predictive_that_will_be_used(monkeypatch: pytest.Mo
     assert pw.validation_nll(la, data, link="mc") == 2.0
     with pytest.warns(pw.TuningWarning, match="smallest value"):
         la.tune("grid", grid=[0.5, 1.0], validation=data, predict={"method": "sampled"})
-    assert asked == [{"memory": None, **options} for options in ({"link": "mc"}, *[{"method": "sampled"}] * 2)]
+    assert asked == [{"memory": None, **options} for options in ({"link": "mc"}, *[{"method": "sampled"}] * 3)]
 
 
 @pytest.mark.parametrize(
@@ -523,7 +523,7 @@ def test_validation_of_many_outputs_and_of_none() -> None:
     la = fitted(model, normal(4, 2), torch.arange(4), "classification", "diag")
     data = moved(normal(3, 2, seed=2)), moved(torch.arange(3))
     tuned = la.tune("grid", grid=[0.5, 2.0], validation=data)
-    for value, precision in zip(tuned.trace.values, (0.5, 2.0), strict=True):
+    for value, precision in zip(tuned.trace.values, (0.5, 2.0, 1e10), strict=True):
         assert value == pytest.approx(pw.validation_nll(la.with_prior(precision), data), rel=1e-12)
     with pytest.raises(ValueError, match="The validation data has no examples"):
         la.tune("grid", grid=[0.5, 2.0], validation=[])
@@ -623,8 +623,35 @@ def test_edges_of_grids_and_searches_are_warned_about() -> None:
     la = fitted(model, x, y, pw.Gaussian(0.7), "kron")
     warned(la, "The best prior is at the smallest value of its grid", "grid", grid=[100.0, 1000.0])
     warned(la, "The best prior is at the largest value of its grid", "grid", grid=[1e-5, 1e-4])
-    data = moved(normal(9, 3, seed=7)), moved(normal(9, 2, seed=6))
-    warned(la, "Tuning did not converge", "validation", validation=data, steps=2)
+    warned(la, "Tuning did not converge", "validation", validation=(x, y), steps=2, limits=(1e-6, 1e6))
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_the_least_precision_on_validation_data(scale: float) -> None:
+    """A thousandth of D / |theta|^2, with ratios too; limits= allows less, and a prior centred there has none."""
+    model, x, y = regression_network()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    far = moved(x), moved(model(x).detach() + 1e4 * normal(len(x), 2, seed=3).to(x))  # the wider the better
+    la = fitted(model, x, y, pw.Gaussian(0.7), "kron")
+    usual = la.D / float(la.weights.double().square().sum())
+    words = r"smallest allowed, [\d.e+-]+, 0.001 times what the size of the weights suggests; limits= allows others"
+    with pytest.warns(pw.TuningWarning, match=words):
+        tuned = la.tune(validation=far, parameters=["prior"])
+    assert float(tuned.prior.precision) == pytest.approx(1e-3 * usual, rel=1e-2)
+    ratios = la.with_prior(pw.Prior.groups({"0": 4.0, "*": 1.0}))
+    with pytest.warns(pw.TuningWarning, match=words):
+        kept = ratios.tune(validation=far, parameters=["prior"]).prior.precision
+    first = sum(p.numel() for p in model[0].parameters())
+    squares = la.weights.double().square()
+    unit = la.D / float(2.0 * squares[:first].sum() + 0.5 * squares[first:].sum())
+    assert kept.tolist() == pytest.approx([2e-3 * unit, 0.5e-3 * unit], rel=1e-2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        assert float(la.tune(validation=far, parameters=["prior"], limits=(1e-7, 1.0)).prior.precision) < 1e-6
+        centred = la.with_prior(pw.Prior.scalar(1.0, mean=la.weights))
+        assert float(centred.tune(validation=far, parameters=["prior"]).prior.precision) < 1e-6 * usual
 
 
 @pytest.mark.parametrize(("structure", "prior"), [("kron", "layerwise"), ("kron", "unitwise"), ("full", "layerwise")])
@@ -674,23 +701,24 @@ def test_settings_without_a_posterior() -> None:
     held_out = x[:4], y[:4] + 8.0
     with pytest.raises(ValueError, match="not positive definite"):
         la.predict(x)
-    with pytest.warns(pw.TuningWarning, match="settings of the grid have no finite score"):
+    with pytest.warns(pw.TuningWarning, match="2 settings of the grid have no finite score"):
         tuned = la.tune("grid", grid=[1e-3, 100.0, 1e4, 1e5], validation=held_out)
     scores = tuned.trace.values
     assert scores[:1] == (math.inf,) and math.isfinite(scores[2])
-    for value, score in zip((1e4, 1e5), scores[2:], strict=True):
+    for value, score in zip((1e4, 1e5), scores[2:4], strict=True):
         assert score == pytest.approx(pw.validation_nll(la.with_prior(value), held_out))
     assert pw.validation_nll(tuned, held_out) == pytest.approx(min(scores))
-    for options in ({}, {"validation": held_out}):
-        with pytest.raises(pw.PeewitError, match=r"No setting of the grid has a finite score.*larger prior precision"):
-            la.tune("grid", grid=[1e-3, 1e-2], **options)
-    for start in (1.0, 1e-6):  # the network itself is always among the candidates
+    with pytest.raises(pw.PeewitError, match=r"No setting of the grid has a finite score.*larger prior precision"):
+        la.tune("grid", grid=[1e-3, 1e-2])
+    # On validation data the network itself is always among the candidates.
+    searches: list[tuple[float, dict[str, Any]]] = [(1.0, {}), (1e-6, {}), (1e-6, {"limits": (1e-7, 1e-3)})]
+    for start, options in [*searches, (1.0, {"grid": [1e-3, 1e-2]})]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pw.TuningWarning)
-            found = la.with_prior(start).tune("validation", validation=held_out)
+            found = la.with_prior(start).tune(validation=held_out, **options)
         assert math.isfinite(min(found.trace.values)) and math.inf in found.trace.values
     with pytest.raises(pw.PeewitError, match=r"No setting .* has a finite score"):
-        la.with_prior(1e-6).tune("validation", validation=held_out, limits=(1e-7, 1e-3))
+        la.with_prior(1e-6).tune("validation", validation=held_out, limits=(1e-7, 1e-3), parameters=["temperature"])
 
 
 def test_an_indefinite_hessian() -> None:

@@ -155,7 +155,7 @@ def test_warnings_about_precisions() -> None:
     gamma = torch.tensor([0.0, 9e-4, 1e-3, 2.0, 2.0, 0.0], dtype=torch.float64)
     free = torch.tensor([False, True, True, True, True, False, True])
     without = torch.tensor([True, False, False, False, False, False])
-    asked: Any = SimpleNamespace(limits=(0.01, 100.0))
+    asked: Any = SimpleNamespace(ends=(0.01, 100.0))
     assert complaints(names, place, gamma, free, without, asked) == [
         "The data say nothing about 'without': no curvature; the precision was left as it is.",
         "'off' switched off: less than 0.001 effective dimensions, so the prior alone holds it.",
@@ -197,7 +197,7 @@ def bounded(sizes: list[int], flat: list[bool], prior: bool, noise: bool) -> tup
     """What may change of some groups."""
     totals = SimpleNamespace(energy=8.0, scalars=4.0)
     la: Any = SimpleNamespace(totals=totals, likelihood=SimpleNamespace(noise_precision=torch.tensor(16.0)))
-    asked: Any = SimpleNamespace(prior=prior, noise=noise, limits=(0.01, 1000.0))
+    asked: Any = SimpleNamespace(prior=prior, noise=noise, ends=(0.01, 1000.0))
     return bounds(la, asked, SimpleNamespace(sizes=torch.tensor(sizes), flat=torch.tensor(flat)))  # type: ignore[arg-type]
 
 
@@ -620,7 +620,7 @@ def test_precisions_to_begin_with() -> None:
         sizes=torch.tensor([3, 2, 1]),
         prior=pw.Prior.layerwise([7.0, 8.0, 9.0]),
     )
-    asked: Any = SimpleNamespace(limits=(1e-3, 1e3))
+    asked: Any = SimpleNamespace(ends=(1e-3, 1e3))
     assert alternate.from_weights(problem, asked).prior.precision.tolist() == [2.0, 8.0, 1e3]
     flat = spectral(
         sizes=torch.tensor([3, 2, 1]),
@@ -929,9 +929,14 @@ def test_a_search_that_ends_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or that was too short; scores without a number are the worst."""
     found, _ = scored(monkeypatch, bowl(9.0, -1.0, 12.0), "validation")
     assert found.trace.warnings == (
-        "The geometric mean of the precisions is at the largest allowed, 1e+03: on these data no uncertainty of the "
-        "weights is best, and predictions are the network's own.",
+        "The geometric mean of the precisions is at the largest allowed, 1e+03.",
         "The temperature is at the largest allowed, 1e+04.",
+    )
+    found, _ = scored(monkeypatch, bowl(30.0, -1.0, 0.0), "validation")  # nearer to it than to the limit
+    assert found.logarithms == pytest.approx([math.log(1e10), -1.0, 0.0], abs=1e-3)
+    assert found.trace.warnings == (
+        "The geometric mean of the precisions is 1e+10: on these data no uncertainty of the weights is best, and "
+        "predictions are the network's own.",
     )
     found, _ = scored(monkeypatch, bowl(-9.0, -30.0, 0.0), "validation")
     assert found.trace.warnings == ("The geometric mean of the precisions is at the smallest allowed, 0.001.",)
@@ -949,11 +954,11 @@ def test_a_search_that_ends_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_grid_by_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every combination once; the best, and what is odd about it."""
+    """Every combination once, and the network itself with each; the best, and what is odd about it."""
     grid = {"prior": [1.0, 7.0, 50.0], "noise": [0.3, 0.4], "temperature": [1.0]}
     found, tried = scored(monkeypatch, bowl(2.0, -1.0, 0.0), "grid", grid=grid)
     assert [(round(math.exp(each.logarithms[0]), 9), each.noise) for each in tried] == [
-        (precision, noise) for precision in (1.0, 7.0, 50.0) for noise in (0.3, 0.4)
+        (precision, noise) for precision in (1.0, 7.0, 50.0, pytest.approx(1e10)) for noise in (0.3, 0.4)
     ]
     assert math.exp(found.logarithms[0]) == pytest.approx(7.0) and found.noise == 0.4
     assert found.trace.warnings == ("The best noise is at the largest value of its grid, 0.4.",)
@@ -961,13 +966,20 @@ def test_a_grid_by_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.trace.values == pytest.approx([bowl(2.0, -1.0, 0.0)(each) for each in tried])
     for place, each in enumerate(tried):
         assert found.trace.precisions[place].tolist() == pytest.approx(each.prior.precision.tolist())
-    assert found.trace.noises == (0.3, 0.4) * 3 and found.trace.temperatures == (1.0,) * 6
+    assert found.trace.noises == (0.3, 0.4) * 4 and found.trace.temperatures == (1.0,) * 8
     alone, _ = scored(monkeypatch, bowl(2.0, -1.0, 0.0), "grid", grid=grid, start=pw.Prior.layerwise(4.0))
     assert alone.trace.groups == ("all",) and found.trace.groups == ("a", "b")
     low, _ = scored(
         monkeypatch, bowl(-2.0, -1.0, 0.0), "grid", grid={"prior": [1.0, 7.0]}, noise=False, temperature=False
     )
     assert low.trace.warnings == ("The best prior is at the smallest value of its grid, 1.",) and low.noise == 0.5
+    certain, _ = scored(
+        monkeypatch, bowl(30.0, -1.0, 0.0), "grid", grid={"prior": [1.0, 7.0]}, noise=False, temperature=False
+    )
+    assert certain.logarithms[0] == pytest.approx(math.log(1e10)) and certain.trace.warnings == (
+        "The network itself is best, a precision of 1e+10: on these data no uncertainty of the weights is best, and "
+        "predictions are the network's own.",
+    )
     kept, _ = scored(
         monkeypatch, bowl(-2.0, -1.0, 0.0), "grid", grid={"noise": [0.1, 0.4, 0.9]}, prior=False, temperature=False
     )
@@ -975,6 +987,6 @@ def test_a_grid_by_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     some, _ = scored(
         monkeypatch, lambda la: math.inf if la.noise > 0.35 else bowl(2.0, -1.0, 0.0)(la), "grid", grid=grid
     )
-    assert some.noise == 0.3 and "3 settings of the grid have no finite score and were left out." in some.trace.warnings
+    assert some.noise == 0.3 and "4 settings of the grid have no finite score and were left out." in some.trace.warnings
     with pytest.raises(ValueError, match="No setting of the grid has a finite score"):
         scored(monkeypatch, lambda la: math.nan, "grid", grid=grid)

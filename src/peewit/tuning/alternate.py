@@ -125,7 +125,7 @@ class Turns:
 def from_weights(profile: Profile, settings: TuningSettings) -> Profile:
     """Under `delta_g = P_g / |theta_g - mu_g|^2`, which makes the turns covariant under a rescaling of the weights."""
     precision = profile.sizes.double() / profile.squares
-    low, high = settings.limits
+    low, high = settings.ends
     good = torch.isfinite(precision) & (precision > 0) & ~profile.flat
     current = profile.prior.precision
     start = torch.where(good, precision.clamp(low, high), current)

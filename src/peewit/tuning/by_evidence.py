@@ -41,7 +41,7 @@ def bounds(la: PosteriorState, settings: TuningSettings, profile: Profile) -> tu
     empty = profile.sizes == 0
     without = profile.flat & ~empty & settings.prior
     low, high = (
-        torch.full((groups + 1,), math.log(limit), dtype=torch.float64, device="cpu") for limit in settings.limits
+        torch.full((groups + 1,), math.log(limit), dtype=torch.float64, device="cpu") for limit in settings.ends
     )
     if settings.noise:
         quiet, loud = noise_limits(la)
@@ -97,7 +97,7 @@ def complaints(
 ) -> list[str]:
     """Warnings about groups that are switched off or have a precision at its limit."""
     warnings = []
-    low, high = (math.log(limit) for limit in settings.limits)
+    low, high = (math.log(limit) for limit in settings.ends)
     at, tuned = hyperparameters.log_precision, free[:-1]
     off = tuned & (gamma < OFF)
     if bool(without.any()):
@@ -112,7 +112,7 @@ def complaints(
     edges = {"largest": tuned & ~off & (at >= high - 1e-9), "smallest": tuned & ~off & (at <= low + 1e-9)}
     for word, edge in edges.items():
         if bool(edge.any()):
-            limit = settings.limits[word == "largest"]
+            limit = settings.ends[word == "largest"]
             warnings.append(f"The precision of {list_groups(names, edge)} is at the {word} allowed, {limit:g}.")
     return warnings
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..messages.errors import PeewitError
 from ..posterior.trace import TuningStep
 from .by_evidence import noise_of
-from .by_validation import Coordinates, best_posterior
+from .by_validation import CERTAIN, NONE, Coordinates, best_posterior
 from .options import TuningSettings, listable, positive
 from .profile import Hyperparameters, profile_of
 from .validation import mean_nlls, no_finite_score, shared_predictions
@@ -47,6 +47,8 @@ def by_grid(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
     coordinates, mean = Coordinates.of(la)
     tried = axes(la, settings, mean)
     points = list(itertools.product(*tried.values()))
+    if settings.validation is not None and settings.prior:  # the network itself
+        points += itertools.product([CERTAIN], tried["noise"], tried["temperature"])
     if settings.validation is None:
         profile = profile_of(la.problem, coordinates.prior)
         middle = profile.prior.precision.log()
@@ -72,11 +74,14 @@ def by_grid(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
     if not finite:
         raise no_finite_score("of the grid")
     best = min(finite, key=lambda number: scores[number])
-    warnings = [
+    chosen = points[best]
+    certain = chosen[0] == CERTAIN and CERTAIN not in tried["prior"]
+    warnings = [f"The network itself is best, a precision of {CERTAIN:.3g}: {NONE}."] if certain else []
+    warnings += [
         f"The best {name} is at the {'largest' if value == max(axis) else 'smallest'} value of its grid, {value:.3g}."
-        for (name, axis), value in zip(tried.items(), points[best], strict=True)
+        for (name, axis), value in zip(tried.items(), chosen, strict=True)
         if len(axis) > 1 and value in (min(axis), max(axis))
     ]
     if len(finite) < len(scores):
         warnings.append(f"{len(scores) - len(finite)} settings of the grid have no finite score and were left out.")
-    return best_posterior(la, coordinates, settings, points[best], steps, "every setting was scored", True, warnings)
+    return best_posterior(la, coordinates, settings, chosen, steps, "every setting was scored", True, warnings)

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from ..linear_model.objective import chunks
 from ..posterior.trace import Trace, TuningStep
-from ..predictions.shared import Setting
+from ..predictions.shared import Setting, SharedPredictions
 from ..priors.prior import Prior
 from .by_evidence import noise_limits, noise_of, residual_noise
-from .options import TEMPERATURES, TuningSettings
+from .options import LIMITS, TEMPERATURES, TuningSettings
 from .validation import mean_nlls, minimise, no_finite_score, scan, shared_predictions
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
-NONE = ": on these data no uncertainty of the weights is best, and predictions are the network's own"
+# Of the precision that the size of the weights suggests. Validation data do not tell smaller ones apart: the variance is
+# that of units which these data never switch on, and has no bound for other inputs (docs/quality.md).
+LEAST = 1e-3
+CERTAIN = LIMITS[1]  # a precision under which the weights are as good as certain
+OFFSETS = ((-6.9, -4.6, -2.3, 2.3, 4.6, 6.9), (-1.4, -0.7, 0.7, 1.4), (-2.3, -1.1, 1.1, 2.3))
+OTHERS = f", {LEAST:g} times what the size of the weights suggests; limits= allows others"
+WORDS = ("The geometric mean of the precisions", "The noise", "The temperature")
+NONE = "on these data no uncertainty of the weights is best, and predictions are the network's own"
 
 
 @dataclass(frozen=True)
@@ -58,66 +67,98 @@ def noise_range(la: PosteriorState) -> tuple[float, float]:
     return max(quiet, residual_noise(la)), loud
 
 
-def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
-    """The least NLL of the predictive that will be used, over a factor of the prior, the noise and the temperature."""
-    shared = shared_predictions(la, settings)
-    coordinates, mean = Coordinates.of(la)
-    free = [settings.prior, settings.noise, settings.temperature]
-    noise = float(la.likelihood.noise_precision) ** -0.5
-    ends = [settings.limits, noise_range(la) if settings.noise else (noise, noise), TEMPERATURES]
-    begin = [math.log(value) for value in (mean, noise, la.temperature)]
-    axes = [axis for axis, tuned in enumerate(free) if tuned]
-    steps: list[TuningStep] = []
-    scores: dict[tuple[float, ...], float] = {}
+def usual_precision(la: PosteriorState, prior: Prior) -> float:
+    """The factor of the precisions under which the prior expects weights of the size of the trained ones."""
+    weights, size = la.weights, 0.0
+    with torch.no_grad():
+        delta, centre = prior.parts(la.space, weights), prior.centre(la.space, weights)
+        for chosen in chunks(len(weights)):
+            displacement = weights[chosen] - centre[chosen]
+            size += float((delta(chosen) * displacement.square()).sum(dtype=torch.float64))
+    return la.space.size / size if size > 0 else 0.0
 
-    def values_of(z: Sequence[float]) -> tuple[float, ...]:
-        whole = list(begin)
-        for axis, value in zip(axes, z, strict=True):
-            whole[axis] = min(max(value, math.log(ends[axis][0])), math.log(ends[axis][1]))
-        return tuple(whole)
 
-    def ahead(points: Sequence[Sequence[float]]) -> None:
-        keys = [key for key in dict.fromkeys(map(values_of, points)) if key not in scores]
-        values = [tuple(map(math.exp, key)) for key in keys]
-        tried = [coordinates.setting(settings, value) for value in values]
-        nlls = mean_nlls(shared, tried) if tried else []
-        for key, (mean, noise, temperature), nll in zip(keys, values, nlls, strict=True):
-            scores[key] = nll if math.isfinite(nll) else math.inf
-            steps.append(
+def precision_range(la: PosteriorState, settings: TuningSettings, prior: Prior) -> tuple[float, float]:
+    """The limits that were given, or else no less than a share of the usual precision."""
+    if settings.limits is not None:
+        return settings.limits
+    low, high = LIMITS
+    return min(max(low, LEAST * usual_precision(la, prior)), 0.1 * high), high
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Search:
+    """Scores of settings by the logarithms of mean precision, noise and temperature, each taken once."""
+
+    shared: SharedPredictions
+    coordinates: Coordinates
+    settings: TuningSettings
+    ends: Sequence[tuple[float, float]]  # of the three
+    scores: dict[tuple[float, ...], float] = field(default_factory=dict)
+    steps: list[TuningStep] = field(default_factory=list)
+
+    def score(self, keys: Iterable[tuple[float, ...]]) -> None:
+        """Score what has no score yet, all at once."""
+        new = [key for key in dict.fromkeys(keys) if key not in self.scores]
+        values = [tuple(map(math.exp, key)) for key in new]
+        tried = [self.coordinates.setting(self.settings, value) for value in values]
+        nlls = mean_nlls(self.shared, tried) if tried else []
+        for key, (mean, noise, temperature), nll in zip(new, values, nlls, strict=True):
+            self.scores[key] = nll if math.isfinite(nll) else math.inf
+            self.steps.append(
                 TuningStep(
-                    value=scores[key],
-                    precision=coordinates.precisions(mean),
-                    noise=noise_of(la, noise),
+                    value=self.scores[key],
+                    precision=self.coordinates.precisions(mean),
+                    noise=noise_of(self.coordinates.la, noise),
                     temperature=temperature,
                     gamma=None,
                 )
             )
 
-    def score(z: Sequence[float]) -> float:
-        ahead([z])
-        return scores[values_of(z)]
+    def walk(self, origin: Sequence[float], axes: Sequence[int]) -> bool:
+        """From one point along some axes; says whether it converged."""
 
-    offsets = {0: (-6.9, -4.6, -2.3, 2.3, 4.6, 6.9), 1: (-1.4, -0.7, 0.7, 1.4), 2: (-2.3, -1.1, 1.1, 2.3)}
-    chosen_offsets = {number: offsets[axis] for number, axis in enumerate(axes)}
-    first = scan(score, [begin[axis] for axis in axes], chosen_offsets, ahead)
-    converged = minimise(score, first, 0.7, settings.tolerance, settings.steps, ahead)
+        def place(z: Sequence[float]) -> tuple[float, ...]:
+            whole = list(origin)
+            for axis, value in zip(axes, z, strict=True):
+                whole[axis] = min(max(value, math.log(self.ends[axis][0])), math.log(self.ends[axis][1]))
+            return tuple(whole)
+
+        def ahead(points: Sequence[Sequence[float]]) -> None:
+            self.score(map(place, points))
+
+        def score(z: Sequence[float]) -> float:
+            ahead([z])
+            return self.scores[place(z)]
+
+        offsets = {number: OFFSETS[axis] for number, axis in enumerate(axes)}
+        first = scan(score, [origin[axis] for axis in axes], offsets, ahead)
+        score(first)
+        return not axes or minimise(score, first, 0.7, self.settings.tolerance, self.settings.steps, ahead)
+
+
+def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorState:
+    """The least NLL of the predictive that will be used, over a factor of the prior, the noise and the temperature."""
+    coordinates, mean = Coordinates.of(la)
+    noise = float(la.likelihood.noise_precision) ** -0.5
+    precisions = precision_range(la, settings, coordinates.prior) if settings.prior else (mean, mean)
+    search = Search(
+        shared=shared_predictions(la, settings),
+        coordinates=coordinates,
+        settings=settings,
+        ends=[precisions, noise_range(la) if settings.noise else (noise, noise), TEMPERATURES],
+    )
+    begin = [math.log(value) for value in (mean, noise, la.temperature)]
+    tuned = [settings.prior, settings.noise, settings.temperature]
+    axes = [axis for axis, free in enumerate(tuned) if free]
+    converged = search.walk(begin, axes)
     if settings.prior:  # predictions of the network itself, with the noise that suits them
-        certain = [math.log(ends[0][1]), *(begin[axis] for axis in axes[1:])]
-        others = {number: tried for number, tried in chosen_offsets.items() if number > 0}
-        second = scan(score, certain, others, ahead)
-        converged &= minimise(score, second, 0.7, settings.tolerance, settings.steps, ahead)
+        converged &= search.walk([math.log(CERTAIN), *begin[1:]], axes[1:])
+    scores = search.scores
     if not math.isfinite(min(scores.values())):
         raise no_finite_score("that the search begins with")
     best = min(scores, key=lambda key: scores[key])
-    words = ["The geometric mean of the precisions", "The noise", "The temperature"]
-    warnings = [
-        f"{words[axis]} is at the {'largest' if top else 'smallest'} allowed, {ends[axis][top]:.3g}"
-        f"{NONE if (axis, top) == (0, 1) else ''}."
-        for axis in axes
-        for top in (0, 1)
-        if (axis, top) != (1, 0)  # a noise as small as the training residuals is nothing odd
-        if abs(best[axis] - math.log(ends[axis][top])) < 1e-2
-    ]
+    warnings = at_limits(best, search.ends, axes, settings)
     stopped = (
         f"its steps are smaller than {settings.tolerance:g}, in logarithms of what is tuned"
         if converged
@@ -125,9 +166,29 @@ def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorStat
     )
     if not converged:
         warnings.append(f"Tuning did not converge: {stopped}.")
-    return best_posterior(
-        la, coordinates, settings, [math.exp(value) for value in best], steps, stopped, converged, warnings
-    )
+    values = [math.exp(value) for value in best]
+    return best_posterior(la, coordinates, settings, values, search.steps, stopped, converged, warnings)
+
+
+def at_limits(
+    best: Sequence[float], ends: Sequence[tuple[float, float]], axes: Sequence[int], settings: TuningSettings
+) -> list[str]:
+    """Warnings about what is at an end of its range, and where the network itself is best."""
+    warnings = []
+    for axis in axes:
+        if axis == 0 and best[0] >= math.log(CERTAIN) - 1e-2:
+            warnings.append(f"The geometric mean of the precisions is {CERTAIN:.3g}: {NONE}.")
+            continue
+        for top in (0, 1):
+            # A noise as small as the training residuals is nothing odd.
+            if (axis, top) != (1, 0) and abs(best[axis] - math.log(ends[axis][top])) < 1e-2:
+                least = axis == 0 and top == 0 and settings.limits is None
+                more = (
+                    f", {LEAST:g} times what the size of the weights suggests; limits= allows others" if least else ""
+                )
+                end = "largest" if top else "smallest"
+                warnings.append(f"{WORDS[axis]} is at the {end} allowed, {ends[axis][top]:.3g}{more}.")
+    return warnings
 
 
 def best_posterior(

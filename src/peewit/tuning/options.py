@@ -95,10 +95,15 @@ class TuningSettings:
     grid: Grid | None
     steps: int
     tolerance: float
-    limits: tuple[float, float]
+    limits: tuple[float, float] | None  # None: those of the method
     predict: Mapping[str, Any]
     passing: Passing
     linear: bool  # whether the result is at its linear mode
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest precision of the evidence."""
+        return LIMITS if self.limits is None else self.limits
 
     @property
     def by_evidence(self) -> bool:
@@ -189,7 +194,7 @@ def check_settings(
     grid: Grid | None,
     steps: int | None,
     tolerance: float | None,
-    limits: tuple[float, float],
+    limits: tuple[float, float] | None,
     predict: Mapping[str, Any] | None,
     passing: Passing,
 ) -> TuningSettings:
@@ -235,7 +240,7 @@ def check_settings(
         grid=grid,
         steps=default_steps if steps is None else steps,
         tolerance=(TURNED if turns else TOLERANCES[method]) if tolerance is None else tolerance,
-        limits=as_limits(limits),
+        limits=None if limits is None else as_limits(limits),
         predict=predict_options(predict, method),
         passing=passing,
         linear=linear,
