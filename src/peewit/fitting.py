@@ -32,6 +32,7 @@ from .network.modules import device_of, quantised_modules, unwrap
 from .network.nests import Data
 from .posterior.linear_mode import At, check_at
 from .posterior.measure import curvature_of, gaussian_of_residuals, sums_of
+from .posterior.measurement import Measurement
 from .posterior.resolution import warn_of_rounding
 from .posterior.schema import Schema
 from .posterior.state import PosteriorState
@@ -206,17 +207,19 @@ def assemble(request: Request, source: Source, sums: Any, seconds: float) -> Pos
         curvature_kind=kind,
         curvature=curvature,
         prior=request.prior.only(task.space, space).bind(curvature, totals.examples),
-        totals=totals,
         weights=trained.to(torch.promote_types(trained.dtype, request.budget.arithmetic.dtype)),
         knowledge=source.knowledge,
         budget=request.budget,
-        reason=source.choice.reason or f"{kind.name}, as asked",
-        rules={name: " + ".join(sorted(source.knowledge.used.get(name, ()))) for name in task.space.names},
-        timings={"measure": seconds, "decompose": time.perf_counter() - began},
         identity=request.identity,
-        sums=sums,
-        asked=task.space,
-        seed=task.seed,
+        measurement=Measurement(
+            asked=task.space,
+            sums=sums,
+            totals=totals,
+            rules={name: " + ".join(sorted(source.knowledge.used.get(name, ()))) for name in task.space.names},
+            reason=source.choice.reason or f"{kind.name}, as asked",
+            seed=task.seed,
+            timings={"measure": seconds, "decompose": time.perf_counter() - began},
+        ),
     )
     if not state.prior.grouping.one_for_all and not curvature.elementwise:
         _ = state.precision  # kept for the first question; a prior that the structure cannot hold is refused here

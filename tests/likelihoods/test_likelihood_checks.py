@@ -357,10 +357,10 @@ def test_custom_energies_cannot_be_drawn_from_without_a_sampler() -> None:
     with pytest.raises(ValueError, match=r"no `sample`.*sample=.*'ggn' or 'empirical'"):
         fitted(model, x, y, energy, "diag", curvature="fisher")
     la = fitted(model, x, y, energy, "diag", curvature="auto")
-    assert "exact GGN: 80 probes per example" in la.state.reason and "sample" in la.state.reason
+    assert "exact GGN: 80 probes per example" in la.state.measurement.reason and "sample" in la.state.measurement.reason
     plain = fitted(model, x, y, "regression", "diag", curvature="ggn")
     assert relative(curvature_of(la), curvature_of(plain)) < 1e-12
-    assert "Monte Carlo" in fitted(model, x, y, "regression", "diag", curvature="auto").state.reason
+    assert "Monte Carlo" in fitted(model, x, y, "regression", "diag", curvature="auto").state.measurement.reason
 
 
 def test_caveats() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def pieces(case: Any, *sizes: int) -> list[tuple[Any, Tensor]]:
 
 def assert_close(one: pw.Laplace, other: pw.Laplace, x: Any, bound: float = EXACT) -> None:
     """The same posterior, up to the order of sums."""
-    assert one.space.names == other.space.names and one.state.rules == other.state.rules
+    assert one.space.names == other.space.names and one.state.measurement.rules == other.state.measurement.rules
     assert (one.N, one.state.totals.form) == (other.N, other.state.totals.form)
     assert one.state.totals.scalars == other.state.totals.scalars
     assert one.state.totals.energy == pytest.approx(other.state.totals.energy, rel=1e-12)
@@ -214,8 +215,8 @@ def test_weights_that_only_some_data_use(structure: str, late: bool, tmp_path: P
     assert ("sometimes.weight" in la.space.names) is not late
     la.save(tmp_path / "a.safetensors")
     made = pw.load(tmp_path / "a.safetensors", model).update(second)
-    assert "sometimes.weight" in made.space.names and la.state.asked.size == made.D
-    assert made.state.rules["sometimes.weight"] == "linear"
+    assert "sometimes.weight" in made.space.names and la.state.measurement.asked.size == made.D
+    assert made.state.measurement.rules["sometimes.weight"] == "linear"
     if structure != "ekfac":
         exact = dense.ggn(copy.deepcopy(model).cpu(), x[:4], y[:4], "classification", names_of(model))
         exact = exact + dense.ggn(copy.deepcopy(model).cpu(), x[4:], y[4:], "classification", names_of(model))
@@ -235,7 +236,7 @@ def test_a_prior_that_does_not_know_new_weights() -> None:
     la = pw.fit(model, first, "classification", prior=pw.Prior.layerwise([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
     with pytest.raises(ValueError, match=r"sometimes.weight, sometimes.bias was not used by the earlier .*with_prior"):
         la.update(second)
-    assert la.state.asked.size == la.with_prior(2.0).update(second).D
+    assert la.state.measurement.asked.size == la.with_prior(2.0).update(second).D
 
 
 class Sliced(nn.Module):
@@ -415,3 +416,16 @@ def test_to_a_device_before_the_network() -> None:
     la = fitted(built(nn.Linear(3, 2)), normal(5, 3), classes(2, 5), "classification")
     with pytest.raises(ValueError, match=r"move to cpu, and its network is on cuda:0.*model\.to\('cpu'\) first"):
         la.to("cpu")
+
+
+def test_nobody_writes_to_what_was_measured() -> None:
+    """Rules and timings are read-only views; copies and pickled posteriors have them too."""
+    case = table("mlp")
+    la = fitted(case.model, case.x, case.y, case.likelihood)
+    for posterior in (la, copy.deepcopy(la), pickle.loads(pickle.dumps(la)), la.update((case.x, case.y))):
+        for name in ("rules", "timings"):
+            values = getattr(posterior.state.measurement, name)
+            with pytest.raises(TypeError, match="does not support item assignment"):
+                values["x"] = 1
+        assert posterior.state.measurement.rules == la.state.measurement.rules
+        assert posterior.timings.keys() == {"measure", "decompose"}

@@ -82,7 +82,7 @@ def test_curvatures(curvature: Any, tmp_path: Path) -> None:
     """With their options; a clipped Hessian is saved before it is clipped."""
     la = posterior("full", curvature=curvature, generator=seeded(5))
     loaded = again(la, tmp_path)
-    assert (loaded.curvature, loaded.state.seed) == (la.curvature, la.state.seed)
+    assert (loaded.curvature, loaded.state.measurement.seed) == (la.curvature, la.state.measurement.seed)
     assert_same(la, loaded, moved(normal(4, 3)))
 
 
@@ -126,7 +126,7 @@ def test_single_weights(structure: str, weights: str, tmp_path: Path) -> None:
     if weights == "mask":
         chosen = {name: normal(*parameter.shape) > 0 for name, parameter in model.named_parameters()}
     la = fitted(model, normal(9, inputs), classes(2, 9), "classification", structure, weights=chosen)
-    assert len(la.state.asked.names) > len(la.space.names)
+    assert len(la.state.measurement.asked.names) > len(la.space.names)
     assert_same(la, again(la, tmp_path), moved(normal(4, inputs)))
 
 

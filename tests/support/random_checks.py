@@ -215,7 +215,9 @@ class Subject:
         """
         yield "full", self.full, self.tolerance
         yield "kron", self.kron, self.tolerance
-        factors = [side for own in self.kron.state.sums.factors.values() for side in (own.inputs, own.gradients)]
+        factors = [
+            side for own in self.kron.state.measurement.sums.factors.values() for side in (own.inputs, own.gradients)
+        ]
         twins = any(has_twins(side, TWINS[self.dtype]) for side in factors)
         if self.network.likelihood == "classification" and not twins:
             yield "ekfac", self.ekfac, max(TURNED, self.tolerance)

@@ -29,7 +29,7 @@ def answers(la: pw.Laplace, x: Any) -> list[Any]:
     numbers = [made.mean, made.cov, la.log_evidence(), la.sample(2, generator), la.functional_samples(x, 2, generator)]
     numbers += [getattr(predicted, name, None) for name in ("mean", "epistemic", "probs", "aleatoric")]
     numbers += [la.precision.variance(), la.weights]
-    return [*numbers, str(la.coverage()), repr(la), la.N, la.D, la.prior.grouping, la.state.reason]
+    return [*numbers, str(la.coverage()), repr(la), la.N, la.D, la.prior.grouping, la.state.measurement.reason]
 
 
 def assert_same(first: pw.Laplace, second: pw.Laplace, x: Any) -> None:

@@ -71,7 +71,7 @@ class LabelCheck:
         return LabelledPiece(self.inputs, self.labels, not labelled)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Pieces:
     """Data under a likelihood, for passes of a network over it; every pass has the same pieces."""
 
@@ -79,15 +79,15 @@ class Pieces:
     likelihood: Likelihood
     network: Measured
     budget: Budget
-    form: Form | None  # of the outputs of the batch before
+    form: Form | None  # of the outputs of earlier data
     progress: Progress = field(default_factory=Progress)
 
-    def pass_over(self, title: str, watch: Watch | None = None) -> Iterator[LabelledPiece]:
-        """All examples, once."""
+    def pass_over(self, title: str, watch: Watch | None = None, form: Form | None = None) -> Iterator[LabelledPiece]:
+        """All examples, once; `form` is that of an earlier pass, if there was one."""
         watch, seen = watch or Watch(), 0
         batches = watch.count_batches(self.progress.track(self.data, len(self.data), title))
         merged = merge_batches(batches, lambda inputs: self._most(inputs, watch), self.data.stored)
-        for check in read_ahead(self._check(*batch) for batch in merged):
+        for check in read_ahead(self._checks(merged, form or self.form)):
             number = count(check.inputs)
             cost = self.network.cost(check.inputs)  # examples that differ may come with the last of those put together
             try:
@@ -107,12 +107,13 @@ class Pieces:
         cap = MERGED_CUDA if tensors(inputs)[0].device.type == "cuda" else MERGED_CPU
         return min(MERGED_EXAMPLES, int(min(cap, self.budget.bytes) / (ACTIVATIONS * cost)))
 
-    def _check(self, inputs: Inputs, targets: Tensor) -> LabelCheck:
-        """Bring targets into form and ask, without waiting, whether they are right and whether some are ignored."""
-        shape = (count(self.likelihood.check_inputs(inputs)), *self.network.knowledge.shape(inputs))
-        labels = Labelled.of(self.likelihood, torch.empty(shape, device="meta"), targets, self.form)
-        self.form = labels.form
-        return LabelCheck(inputs, labels)
+    def _checks(self, batches: Iterable[tuple[Inputs, Tensor]], form: Form | None) -> Iterator[LabelCheck]:
+        """Bring targets into form, as those before, and ask without waiting whether they are right or ignored."""
+        for inputs, targets in batches:
+            shape = (count(self.likelihood.check_inputs(inputs)), *self.network.knowledge.shape(inputs))
+            labels = Labelled.of(self.likelihood, torch.empty(shape, device="meta"), targets, form)
+            form = labels.form
+            yield LabelCheck(inputs, labels)
 
 
 def labelled_outputs(

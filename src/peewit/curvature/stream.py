@@ -68,6 +68,7 @@ class Source:
         self.remark = ""  # on inputs that were not finite, although likelihoods were
         self.exact: frozenset[Any] = frozenset()  # sums whose products are in float64 from the first batch on
         self._generic: frozenset[str] | None = None  # weights with the generic rule in the last measured batch
+        self._form = task.form  # of the outputs of the batch before
         self._looked = False  # whether the first batch's outputs were looked at
 
     @property
@@ -83,7 +84,7 @@ class Source:
     def __iter__(self) -> Iterator[Batch]:
         """Batches, cut so that their activations fit the budget; totals are known after the first whole pass."""
         counter, watch = TotalsCounter(), Watch()
-        for piece in self.pieces.pass_over("curvature", watch):
+        for piece in self.pieces.pass_over("curvature", watch, self._form):
             batch = self._measure(piece, self.task.first + counter.examples)
             energy = piece.labels.energy(batch.view.f.detach())
             watch.note(piece.inputs, batch.view.f, energy)
@@ -103,6 +104,7 @@ class Source:
     def _measure(self, piece: LabelledPiece, first: int) -> Batch:
         """A forward pass over some examples, which are numbered from `first` on."""
         task, labels = self.task, piece.labels
+        self._form = labels.form
         kind = self._choose_kind(labels.form)
         self.tracer.probes = kind.count(labels.form, labels.likelihood) > 1
         tape = self.tracer.trace(piece.inputs)

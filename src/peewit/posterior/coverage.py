@@ -87,12 +87,12 @@ def describe_invariances(sets: Iterable[tuple[str, ...]], straddling: Iterable[t
 
 def coverage_of(la: PosteriorState) -> Coverage:
     """For every parameter the rule and the approximation it got."""
-    rows = []
+    rows, rules = [], la.measurement.rules
     invariant = describe_invariances(la.prior.sets, la.prior.straddling(la.space))
     for name, parameter in la.model.named_parameters():
         if name in la.space.names:
-            rule, words = la.rules[name], la.curvature.approximation(name) + la.space.describe_selection(name)
-        elif name in la.rules:
+            rule, words = rules[name], la.curvature.approximation(name) + la.space.describe_selection(name)
+        elif name in rules:
             rule, words = "unused", "left out"
         else:
             rule, words = "not selected", "fixed"
@@ -101,4 +101,4 @@ def coverage_of(la: PosteriorState) -> Coverage:
                 name=name, shape=tuple(parameter.shape), rule=rule, approximation=words, scale=invariant.get(name, "")
             )
         )
-    return Coverage(tuple(rows), la.reason, la.knowledge.words())
+    return Coverage(tuple(rows), la.measurement.reason, la.knowledge.words())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from ..tracing.knowledge import Knowledge
 from ..weights.space import Space, padding_rows
 from .evidence import Evidence, EvidenceProblem
 from .linear_mode import LinearMode
+from .measurement import Measurement
 from .schema import Schema
 from .trace import Trace
 
@@ -39,17 +39,11 @@ class PosteriorState:
     curvature_kind: CurvatureKind | Hessian
     curvature: Curvature  # decomposed
     prior: Prior
-    totals: Totals
     weights: Tensor  # (D,): the trained ones
     knowledge: Knowledge  # of the network, as the fit left it
     budget: Budget
-    reason: str  # for the kind of curvature
-    rules: dict[str, str]  # by parameter that was asked for: the rule that applied, "" for an unused one
-    timings: dict[str, float]
     identity: Identity
-    sums: Any  # the structure's, over all weights that were asked for: what files hold and later data are added to
-    asked: Space  # the weights that were asked for, unused ones included
-    seed: int  # of drawn labels
+    measurement: Measurement
     temperature: float = 1.0  # above one: log-likelihood and curvature count less
     trace: Trace | None = None  # how `tune` came to this very posterior
     linear_mode: LinearMode | None = None  # where evidence is then taken
@@ -59,6 +53,11 @@ class PosteriorState:
     def D(self) -> int:
         """Uncertain weights."""
         return self.space.size
+
+    @property
+    def totals(self) -> Totals:
+        """Over the data."""
+        return self.measurement.totals
 
     @property
     def N(self) -> int:

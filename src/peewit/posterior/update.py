@@ -33,44 +33,48 @@ OLD_BASES = "later data measured along the eigenvectors of the first"
 
 def update(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
     """Measure more data and add it: labels are drawn, and unused weights told, as in one fit to all of it."""
+    earlier = la.measurement
     learner = Learner(replace(la.knowledge, used={}))  # which weights later data use is asked anew
     task = MeasurementTask(
         model=la.model,
-        space=la.asked,
+        space=earlier.asked,
         data=Batches(data, la.model),
         likelihood=la.likelihood,
         kind=la.curvature_kind,
         budget=network.budget,
-        seed=la.seed,
+        seed=earlier.seed,
         first=la.N,
-        form=la.totals.form,
+        form=earlier.totals.form,
         least=la.prior.least,
     )
     source = Source(task, learner, network.progress)
     began = time.perf_counter()
-    sums = sums_of(source, la.structure, la.sums)
+    sums = sums_of(source, la.structure, earlier.sums)
     measured = time.perf_counter()
-    used = {name: frozenset(la.rules[name].split(" + ")) for name in la.space.names}
+    used = {name: frozenset(earlier.rules[name].split(" + ")) for name in la.space.names}
     for name, rules in learner.knowledge.used.items():
         used[name] = used.get(name, frozenset()) | rules
-    space = la.asked.only(used)
+    space = earlier.asked.only(used)
     weights = space.vector(la.model).to(la.weights.dtype) if space.names != la.space.names else la.weights
     curvature = curvature_of(source, la.structure, sums, space)
     assert source.totals is not None
-    totals = la.totals + source.totals
+    totals = earlier.totals + source.totals
     return replace(
         la,
         space=space,
         curvature=curvature,
         # A g-prior follows the curvature, which is now that of all data.
         prior=replace(prior_of(la, space), base=None).bind(curvature, totals.examples),
-        totals=totals,
         weights=weights,
         knowledge=replace(learner.knowledge, used=used),
-        reason=reason_of(la),
-        rules={name: " + ".join(sorted(used.get(name, ()))) for name in la.asked.names},
-        timings={"measure": measured - began, "decompose": time.perf_counter() - measured},
-        sums=sums,
+        measurement=replace(
+            earlier,
+            sums=sums,
+            totals=totals,
+            rules={name: " + ".join(sorted(used.get(name, ()))) for name in earlier.asked.names},
+            reason=reason_of(la),
+            timings={"measure": measured - began, "decompose": time.perf_counter() - measured},
+        ),
         trace=None,
         linear_mode=None,  # that of the earlier data
     )
@@ -94,9 +98,9 @@ def prior_of(la: PosteriorState, space: Space) -> Prior:
 
 def reason_of(la: PosteriorState) -> str:
     """A structure that measures later data along old eigenvectors says so."""
-    if la.structure.keeps_bases and OLD_BASES not in la.reason:
-        return f"{la.reason}; {OLD_BASES}"
-    return la.reason
+    if la.structure.keeps_bases and OLD_BASES not in la.measurement.reason:
+        return f"{la.measurement.reason}; {OLD_BASES}"
+    return la.measurement.reason
 
 
 def move(la: PosteriorState, device: torch.device, model: nn.Module) -> PosteriorState:
@@ -113,8 +117,9 @@ def move(la: PosteriorState, device: torch.device, model: nn.Module) -> Posterio
     if model is la.model and la.identity.is_same(model):
         identity = la.identity
     else:
+        asked = la.measurement.asked
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        same = all(shapes.get(name) == shape for name, shape in zip(la.asked.names, la.asked.shapes, strict=True))
+        same = all(shapes.get(name) == shape for name, shape in zip(asked.names, asked.shapes, strict=True))
         if not same or not la.identity.is_close(model):
             raise PeewitError(
                 "The network's weights or buffers or their dtype are not those the posterior was fitted with; "
@@ -132,7 +137,7 @@ def move(la: PosteriorState, device: torch.device, model: nn.Module) -> Posterio
         model=model,
         curvature=on(la.curvature),
         weights=on(la.weights),
-        sums=on(la.sums),
+        measurement=replace(la.measurement, sums=on(la.measurement.sums)),
         prior=on(la.prior),
         likelihood=on(la.likelihood),
         linear_mode=on(la.linear_mode),
@@ -156,7 +161,7 @@ def in_arithmetic(la: PosteriorState, arithmetic: ArithmeticName) -> PosteriorSt
         la,
         budget=replace(la.budget, arithmetic=setting),
         curvature=change_tensors(la.curvature, cast),
-        sums=change_tensors(la.sums, cast),
+        measurement=replace(la.measurement, sums=change_tensors(la.measurement.sums, cast)),
         weights=la.weights.to(dtype),
         linear_mode=linear and replace(linear, displacement=linear.displacement.to(dtype)),
         trace=None,

@@ -51,7 +51,7 @@ class Encoder:
             return [self.encode(each, f"{path}/{number}") for number, each in enumerate(value)]
         if isinstance(value, frozenset):
             return [self.encode(each, f"{path}/{each}") for each in sorted(value)]
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             return [[self.encode(key, path), self.encode(each, f"{path}/{words(key)}")] for key, each in value.items()]
         name = type(value).__name__
         if self.known.get(name) is not type(value):

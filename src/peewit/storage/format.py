@@ -50,6 +50,7 @@ KNOWN = (*LIKELIHOODS, *STRUCTURES, *KINDS, *PARTS)
 
 
 # What is written under its own name, and read by the annotation of the field.
+MEASURED = ("totals", "asked", "reason", "rules", "seed")  # fields of the measurement
 PLAIN = ("prior", "totals", "asked", "knowledge", "reason", "rules", "seed", "weights", "temperature")
 MAYBE = ("linear_mode", "schema")  # likewise, where there is one
 

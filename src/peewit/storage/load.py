@@ -25,6 +25,7 @@ from ..network.identity import Identity, digest, fingerprint
 from ..network.modules import device_of, unwrap
 from ..network.scaling import Standardised
 from ..posterior.measure import decompose
+from ..posterior.measurement import Measurement
 from ..posterior.schema import Schema
 from ..posterior.state import PosteriorState
 from ..runtime.arithmetic import as_arithmetic
@@ -34,7 +35,7 @@ from ..runtime.version import __version__
 from ..weights.space import Space
 from .checks import check_linear, check_space, check_values
 from .codec import Decoder, Encoder, Unsaveable, short
-from .format import FORMAT, KINDS, KNOWN, LIKELIHOODS, MAYBE, PLAIN, STRUCTURES, checksum, shapes_of
+from .format import FORMAT, KINDS, KNOWN, LIKELIHOODS, MAYBE, MEASURED, PLAIN, STRUCTURES, checksum, shapes_of
 
 
 def load(
@@ -179,7 +180,7 @@ def assemble(
     began = time.perf_counter()
     on_device = {name: value if value.dtype == torch.bool else value.to(device) for name, value in tensors.items()}
     decoder = Decoder(KNOWN, on_device)
-    hints = typing.get_type_hints(PosteriorState)
+    hints = typing.get_type_hints(PosteriorState) | typing.get_type_hints(Measurement)
     values = {name: decoder.decode(content[name], hints[name], name) for name in PLAIN}
     structure: Structure = decoder.one_of(content["structure"], STRUCTURES, "structure")
     kind: CurvatureKind | Hessian = decoder.one_of(content["curvature_kind"], KINDS, "curvature_kind")
@@ -205,9 +206,12 @@ def assemble(
         curvature_kind=kind,
         curvature=curvature,
         budget=replace(limit, arithmetic=arithmetic),
-        timings={"measure": 0.0, "decompose": time.perf_counter() - began},
         identity=Identity.of(model),
-        sums=sums,
+        measurement=Measurement(
+            sums=sums,
+            timings={"measure": 0.0, "decompose": time.perf_counter() - began},
+            **{name: values.pop(name) for name in MEASURED},
+        ),
         **values,
     )
 

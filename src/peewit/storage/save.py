@@ -17,7 +17,7 @@ from ..posterior.state import PosteriorState
 from ..runtime.version import __version__
 from .atomic import writable, writing
 from .codec import Encoder, Unsaveable
-from .format import FORMAT, KNOWN, MAYBE, PLAIN, checksum, shapes_of
+from .format import FORMAT, KNOWN, MAYBE, MEASURED, PLAIN, checksum, shapes_of
 
 
 def save(la: PosteriorState, path: str | os.PathLike[str]) -> None:
@@ -25,7 +25,7 @@ def save(la: PosteriorState, path: str | os.PathLike[str]) -> None:
     target = writable(path, "posterior.safetensors")
     encoder = Encoder(KNOWN)
     try:
-        content = {name: encoder.encode(getattr(la, name), name) for name in (*PLAIN, "sums")}
+        content = {name: encoder.encode(field_of(la, name), name) for name in (*PLAIN, "sums")}
         content |= {name: encoder.encode(getattr(la, name), name) for name in ("structure", "curvature_kind")}
         content |= {name: encoder.encode(getattr(la, name), name) for name in MAYBE if getattr(la, name) is not None}
     except Unsaveable as error:
@@ -37,6 +37,11 @@ def save(la: PosteriorState, path: str | os.PathLike[str]) -> None:
     content["fingerprint"] = fingerprint(la.model)
     tensors = {name: plain(tensor, name) for name, tensor in encoder.tensors.items()}
     write(target, tensors, header(json.dumps(content, allow_nan=False), tensors))
+
+
+def field_of(la: PosteriorState, name: str) -> Any:
+    """A field of the posterior, or of what was measured."""
+    return getattr(la.measurement if name in (*MEASURED, "sums") else la, name)
 
 
 def likelihood_of(la: PosteriorState, encoder: Encoder) -> Any:

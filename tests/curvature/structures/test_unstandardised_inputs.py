@@ -344,11 +344,13 @@ def test_plain_inputs_stay_in_float32(structure: str) -> None:
     net, x, y = standardised()
     la = pw.fit(net, (x, y), pw.Gaussian(1.0), structure=structure)
     if structure == "kron":
-        assert {each.inputs.dtype for (key, _), each in la.state.sums.factors.items() if key[0].name == "0.weight"} == {
-            torch.float32
-        }
+        assert {
+            each.inputs.dtype
+            for (key, _), each in la.state.measurement.sums.factors.items()
+            if key[0].name == "0.weight"
+        } == {torch.float32}
     else:
-        assert {each.dtype for each in la.state.sums.matrices.values()} == {torch.float32}
+        assert {each.dtype for each in la.state.measurement.sums.matrices.values()} == {torch.float32}
     found = la.diagnose((x, y))["rounding"]
     assert found.severity == "fine" and found.numbers["share"] < 0.1
     assert network_of(la.state, None).budget.arithmetic.name == "auto"
