@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
-import multiprocessing
 import os
 import platform
 import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,11 @@ import torch
 from benchmarks import peer
 from benchmarks.measure import Failure, attempt, device_name
 from benchmarks.quality import store
-from benchmarks.quality.answers import Way
+from benchmarks.quality.answers import KINDS, Way
+from benchmarks.quality.board import PLAIN
 from benchmarks.quality.cases import Case, Task, Training
 from benchmarks.quality.measure import Record, fingerprint, measure, plain_passes
+from benchmarks.quality.pool import Job, run_all, say
 from benchmarks.quality.store import RESULTS
 from benchmarks.quality.tasks import TASKS
 from benchmarks.quality.ways import WAYS
@@ -34,8 +34,6 @@ REDUCED = Path("bench/quality-reduced")  # where reduced runs write: their netwo
 REDUCED_SPLITS = {"table": 3, "text": 1, "image": 1}
 ORDER = {"image": 0, "text": 1, "table": 2}  # the longest first, where several processes share the work
 EVERY = 5.0  # seconds of work after which results are written
-ATTEMPTS = 3  # to finish the work with a new pool, after a process was killed
-Job = tuple[str, int]  # a task and a split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +46,8 @@ class Options:
     ways: tuple[str, ...]
     chosen: bool  # whether ways were named: these run on every kind of task
     splits: range | None
+    renew: bool  # whether every way is measured again where the files are of networks that cannot be trained here
+    beside: bool  # whether only splits are measured that the plain network has
     trainings: tuple[Training, ...]
     reduced: bool
     again: bool
@@ -66,6 +66,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--tasks", help=f"all but {', '.join(aside)} where none is named; {named}")
     parser.add_argument("--ways", help=f"those for the kind of task where none is named; {named}")
     parser.add_argument("--splits", help="N for the first N, or A-B for A to B inclusive, from 0")
+    parser.add_argument("--kinds", help="table, text or image: tasks of these kinds alone; all where none is named")
+    parser.add_argument("--beside", action="store_true", help="no new splits: only those that the plain network has")
+    again = "where the files are of networks that were trained elsewhere, measure every way again; else leave it out"
+    parser.add_argument("--renew", action="store_true", help=again)
     parser.add_argument("--training", help="early, fixed or pretrained; all where none is named")
     parser.add_argument("--reduced", action="store_true", help="few tasks, splits and ways: ten minutes on two cores")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
@@ -78,15 +82,19 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     if given.merge is not None:
         print(f"{store.merge(given.merge, out)} files merged into {out}")
         sys.exit()
+    kinds = picked(parser, given.kinds, KINDS, KINDS)
     tasks = [task.name for task in TASKS if not task.by_name and (task.reduced or not given.reduced)]
     ways = [name for name, way in WAYS.items() if way.main or not given.reduced]
+    named_tasks = picked(parser, given.tasks, [task.name for task in TASKS], tasks)
     return Options(
         data=None if given.data is None else Path(given.data),
         out=out,
-        tasks=picked(parser, given.tasks, [task.name for task in TASKS], tasks),
+        tasks=tuple(task.name for task in TASKS if task.name in named_tasks and task.kind in kinds),
         ways=picked(parser, given.ways, list(WAYS), ways),
         chosen=given.ways is not None,
         splits=None if given.splits is None else splits_of(parser, given.splits),
+        beside=given.beside,
+        renew=given.renew,
         trainings=picked(parser, given.training, TRAININGS, TRAININGS),
         reduced=given.reduced,
         again=given.again,
@@ -128,7 +136,11 @@ def jobs_of(options: Options) -> list[Job]:
 def splits_for(task: Task, options: Options) -> list[int]:
     """The splits of a task that are asked for."""
     number = min(task.splits, REDUCED_SPLITS[task.kind]) if options.reduced else task.splits
-    return [split for split in range(number) if options.splits is None or split in options.splits]
+    splits = [split for split in range(number) if options.splits is None or split in options.splits]
+    if not options.beside:
+        return splits
+    cases = store.read(store.path_of(options.out, task.name, PLAIN))["cases"]
+    return [split for split in splits if any(key.endswith(f"/{split}") for key in cases)]
 
 
 def ways_for(task: Task, options: Options) -> list[Way]:
@@ -221,20 +233,26 @@ def run_split(options: Options, name: str, split: int) -> None:
         torch.set_num_threads(1)  # quicker for small products, and the same networks wherever it runs
     began = time.perf_counter()
     keys = [f"{training}/{split}" for training in task.trainings if training in options.trainings]
+    whole = True
     for case in task.cases(options.data, range(split, split + 1), torch.device(options.device), options.reduced):
         if case.training in options.trainings:
-            measure_case(results, case, began)
+            whole = measure_case(results, case, began) and whole
         began = time.perf_counter()
-    results.write(done=keys)
+    if whole:
+        results.write(done=keys)
 
 
-def measure_case(results: Results, case: Case, began: float) -> None:
-    """Measure on one case what is not there."""
+def measure_case(results: Results, case: Case, began: float) -> bool:
+    """Measure on one case what is not there, and return whether nothing had to be left out."""
     ways = [way for way in ways_for(results.task, results.options) if results.lacks(way, case.key)]
     if not ways:
-        return
+        return True
+    if is_of_others(results, case, ways):
+        if not results.options.renew:
+            say(f"{case.task} {case.key}: left out: the files are of a network that was trained elsewhere; see --renew")
+            return False
+        ways = ways_for(results.task, replace(results.options, ways=tuple(WAYS), chosen=False))
     trained = time.perf_counter()
-    warn_of_others(results, case)
     passes, failures = plain_passes(case), []
     try:
         for way in ways:
@@ -249,20 +267,17 @@ def measure_case(results: Results, case: Case, began: float) -> None:
     training, measuring = trained - began, time.perf_counter() - trained
     times = f"{training:.1f} s for the networks, {measuring:.1f} s for {len(ways)} ways"
     say(f"{case.task} {case.key}: {times}{''.join(failures)}")
+    return True
 
 
-def warn_of_others(results: Results, case: Case) -> None:
-    """Say it where older results of a case are of networks that were trained elsewhere."""
+def is_of_others(results: Results, case: Case, ways: Sequence[Way]) -> bool:
+    """Whether the files of a case are of a network that was trained elsewhere: what is new could not be compared."""
+    if results.options.again and any(way.name == PLAIN for way in ways):
+        return False
     network = fingerprint(case.networks.plain)
-    path = store.path_of(results.options.out, case.task, "plain")
+    path = store.path_of(results.options.out, case.task, PLAIN)
     stored = store.read(path)["cases"].get(case.key, {}).get("network", network)
-    if stored != network and not results.options.again:
-        say(f"{case.task} {case.key}: older results are of another network and cannot be compared; see --again")
-
-
-def say(line: str) -> None:
-    """A line with the time."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+    return bool(stored != network)
 
 
 def run_job(options: Options, job: Job) -> str | None:
@@ -274,39 +289,6 @@ def run_job(options: Options, job: Job) -> str | None:
     return None
 
 
-def run_all(options: Options, jobs: Sequence[Job]) -> int:
-    """Measure all, and return how many splits could not be measured."""
-    if options.processes == 1:
-        return sum(run_job(options, job) is not None for job in jobs)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    failed, left = 0, list(jobs)
-    for _ in range(ATTEMPTS):
-        number, left = run_pool(options, left)
-        failed += number
-        if not left:
-            break
-        say(f"a process was killed, as it happens where memory runs out; {len(left)} splits go on with new ones")
-    return failed + len(left)
-
-
-def run_pool(options: Options, jobs: Sequence[Job]) -> tuple[int, list[Job]]:
-    """How many splits could not be measured, and those that are left because a process was killed."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        options.processes, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        waiting: dict[Future[str | None], Job] = {pool.submit(run_job, options, job): job for job in jobs}
-        failed, left = 0, []
-        while waiting:
-            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                job = waiting.pop(future)
-                try:
-                    failed += future.result() is not None
-                except BrokenProcessPool:
-                    left.append(job)
-    return failed, left
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write after every few seconds of work."""
     options = parse(arguments)
@@ -314,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.ways:
         if WAYS[name].needs and importlib.util.find_spec(WAYS[name].needs) is None:
             say(f"{name} is not measured: there is no package {WAYS[name].needs} here")
-    failed = run_all(options, jobs_of(options))
+    failed = run_all(functools.partial(run_job, options), jobs_of(options), options.processes)
     say(f"{time.perf_counter() - began:.0f} s; results are in {options.out}")
     if failed:
         raise SystemExit(f"{failed} splits could not be measured; the lines above say why.")

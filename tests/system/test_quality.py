@@ -286,14 +286,33 @@ def test_a_task_that_cannot_be_made_does_not_end_the_run(
     assert len(read(tmp_path, "plain", "other")["cases"]) == 4
 
 
-def test_networks_that_were_trained_elsewhere_are_told(
+def test_networks_that_were_trained_elsewhere_are_left_out(
     counter: Counter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ["--tasks", "tiny", "--out", str(tmp_path), "--splits", "1", "--training", "fixed"]
-    run.main([*common, "--ways", "plain"])
+    run.main([*common, "--ways", "plain,dropout,evidence"])
     counter.seed = 100
-    run.main([*common, "--ways", "temperature"])
-    assert "older results are of another network" in capsys.readouterr().out
+    for arguments in ([], ["--again"]):
+        run.main([*common, "--ways", "temperature", *arguments])
+        assert "left out: the files are of a network that was trained elsewhere" in capsys.readouterr().out
+        assert not read(tmp_path, "temperature")["cases"] and not read(tmp_path, "temperature")["done"]
+
+
+def test_networks_that_were_trained_elsewhere_are_renewed(
+    counter: Counter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every way is measured again, not only those that were asked for; the same network is not."""
+    few = {name: run.WAYS[name] for name in ("plain", "temperature", "evidence")}
+    monkeypatch.setattr(run, "WAYS", few)
+    common = ["--tasks", "tiny", "--out", str(tmp_path), "--splits", "1", "--training", "fixed"]
+    run.main([*common, "--ways", "plain,evidence"])
+    before = read(tmp_path, "evidence")["cases"]
+    run.main([*common, "--ways", "temperature", "--renew"])
+    assert read(tmp_path, "evidence")["cases"] == before
+    counter.seed = 100
+    run.main([*common, "--ways", "temperature", "--again", "--renew"])
+    networks = {read(tmp_path, name)["cases"]["fixed/whole/0"]["network"] for name in few}
+    assert len(networks) == 1 and networks != {before["fixed/whole/0"]["network"]}
 
 
 def test_a_record_has_all_there_is_to_know(counter: Counter) -> None:
@@ -324,6 +343,20 @@ def test_a_task_that_runs_only_by_name(counter: Counter, monkeypatch: pytest.Mon
     for arguments in ([], ["--reduced"]):
         assert run.parse(arguments).tasks == ("tiny",)
     assert run.parse(["--tasks", "other"]).tasks == ("other",)
+
+
+def test_ways_beside_the_splits_that_are_there(counter: Counter, tmp_path: Path) -> None:
+    common = ["--tasks", "tiny", "--out", str(tmp_path)]
+    run.main([*common, "--splits", "1-1", "--ways", "plain"])
+    run.main([*common, "--beside", "--ways", "temperature"])
+    assert set(read(tmp_path, "temperature")["cases"]) == {"early/whole/1", "fixed/whole/1"}
+    run.main([*common, "--ways", "temperature"])
+    assert len(read(tmp_path, "temperature")["cases"]) == 4
+
+
+def test_tasks_of_some_kinds() -> None:
+    assert run.parse(["--kinds", "text"]).tasks == ("trec", "sst2", "subj")
+    assert run.parse(["--kinds", "text,table", "--tasks", "trec,wine,mnist-cnn"]).tasks == ("wine", "trec")
 
 
 def test_names_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
