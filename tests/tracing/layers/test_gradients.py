@@ -407,6 +407,10 @@ def test_strides_of_any_kind_of_number(stride: Any) -> None:
     """Whatever torch takes: the covariances are those of a plain number."""
     x = torch.randn(5, 1, 9, 9, device=DEVICE)
     y = torch.randint(2, (5,), device=DEVICE)
+    try:
+        F.conv2d(x, x[:1, :, :2, :2], None, stride)
+    except RuntimeError:
+        pytest.skip("this torch does not take the stride itself")  # a tensor: 2.6
 
     def covariance(step: Any) -> Tensor:
         class Stepped(nn.Module):
