@@ -25,9 +25,10 @@ files in `benchmarks/quality/results`, one for each task and way; [one section](
 file of its own, `benchmarks/quality/harm.json`.
 
 ```bash
-make quality ARGS="--data DIR"             # measures what is not in the files yet; --help for the options
-make quality ARGS="--data DIR --reduced"   # ten minutes on two cores, into bench/quality-reduced
-make quality-page                          # writes this page and its figures from the files
+make quality ARGS="--data DIR"                    # measures what is not in the files yet; --help for the options
+make quality ARGS="--data DIR --beside --renew"   # new ways on old splits; all ways on networks of other machines
+make quality ARGS="--data DIR --reduced"          # ten minutes on two cores, into bench/quality-reduced
+make quality-page                                 # writes this page and its figures from the files
 ```
 """
 NOTES = """## How it was measured
