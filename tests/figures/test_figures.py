@@ -100,7 +100,9 @@ def test_the_gallery_shows_every_figure() -> None:
     assert len(shown) == page.count("figure = figures.")
     for alt, path in shown:
         assert len(alt) > 40, path
-        assert (docs / path).stat().st_size < 120_000, path
+        content = (docs / path).read_bytes()
+        assert len(content) < 230_000, path
+        assert content[16:20] == (2 * 760).to_bytes(4, "big"), path  # sharp where a pixel of the page has two
     kept = {path.relative_to(docs).as_posix() for path in (docs / "figures" / "gallery").iterdir()}
     assert kept == {path for _, path in shown}
 
@@ -348,7 +350,7 @@ def test_missing_parts_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise ChromeNotFoundError("nothing here")
 
     monkeypatch.setattr(kaleido, "calc_fig_sync", none)
-    with pytest.raises(RuntimeError, match=r"apt-get install chromium.*BROWSER_PATH"):
+    with pytest.raises(pw.MissingPackageError, match=r"apt-get install chromium.*BROWSER_PATH"):
         figures.save(figure, tmp_path / "one.png")
     monkeypatch.setitem(sys.modules, "kaleido", None)
     with pytest.raises(ImportError, match="pip install kaleido"):

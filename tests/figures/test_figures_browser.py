@@ -135,6 +135,7 @@ def others() -> dict[str, Any]:
         "specimens": figures.specimens(made),
         "specimens_table": figures.specimens(report(channels=None)),
         "compare": figures.compare(made, "nll"),
+        "compare_shares": figures.compare(made, "coverage90"),
     }
 
 
@@ -146,7 +147,7 @@ def test_every_other_figure_fits_a_phone_and_a_desk(chromium: Any, tmp_path: Pat
         for width in (360, 1200):
             page.set_viewport_size({"width": width, "height": 800})
             page.wait_for_function(f"() => Math.abs({PLOT.format(0)}._fullLayout.width - {width}) < 20")
-            for part in (".main-svg", ".gtitle", ".legendtext"):
+            for part in (".main-svg", ".gtitle", ".xtitle", ".legendtext"):
                 assert [text for text, right in page.evaluate(RIGHT.format(part)) if right > width + 1] == [], part
 
 

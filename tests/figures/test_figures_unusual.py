@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,18 @@ from figure_checks import Tried, checked, pixels, report, scored
 from fitting import normal
 from peewit import figures
 from peewit.evaluation import SweepPoint
-from peewit.figures import KroneckerFactors, Landscape, curvature, landscapes, prediction, style, summary, sweeps
+from peewit.figures import (
+    KroneckerFactors,
+    Landscape,
+    curvature,
+    landscapes,
+    prediction,
+    saving,
+    style,
+    summary,
+    sweeps,
+)
+from peewit.messages.errors import PeewitError
 from peewit.metrics import Specimen
 
 pytest.importorskip("plotly", reason="no plotly: pip install plotly")
@@ -195,6 +207,52 @@ def test_the_best_setting_is_the_best_by_its_own_metric() -> None:
     figure = figures.sweep(Tried(), "ece")
     assert "coloured by calibration error (ECE). Best NLL: 0.6" in figure.layout.meta["alt"]
     assert figure.data[-1].name == "best NLL"
+
+
+def test_a_grid_is_drawn_as_cells_that_touch() -> None:
+    figure = figures.sweep(Tried())
+    cells = figure.data[0]
+    assert cells.type == "bar" and len(cells.x) == 6
+    right = [left + width for left, width in zip(cells.x, cells.width, strict=True)]
+    assert sorted(set(cells.x)) == pytest.approx([0.1 / 10**0.5, 10**-0.5, 10**0.5])
+    assert sorted(set(right)) == pytest.approx([10**-0.5, 10**0.5, 10 * 10**0.5])
+    top = [low + height for low, height in zip(cells.base, cells.y, strict=True)]
+    assert sorted(set(top)) == pytest.approx([2.5**0.5, 250**0.5])
+    assert figure.layout.xaxis.range == pytest.approx((-1.5, 1.5))
+    tried = Tried()
+    tried.points = tried.points[:-1]
+    assert figures.sweep(tried).data[0].type == "scatter"
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance, as WCAG defines it."""
+    shares = [level / 255 for level in bytes.fromhex(colour[1:])]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return sum(weight * share for weight, share in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_text_has_contrast_on_white_and_on_black() -> None:
+    for colour in (style.TEXT, style.RIGHT, style.WRONG):
+        assert 1.05 / (luminance(colour) + 0.05) >= 4.5 and (luminance(colour) + 0.05) / 0.05 >= 4.5, colour
+    assert 1.05 / (luminance(style.INK) + 0.05) >= 7
+
+
+def test_pictures_have_a_white_ground_and_dark_text() -> None:
+    figure = figures.sweep(Tried())
+    drawn = saving.on_white(figure)
+    assert drawn["layout"]["paper_bgcolor"] == "white" and drawn["layout"]["font"]["color"] == style.INK
+    assert style.TEXT not in json.dumps(drawn)
+    figure.update_layout(paper_bgcolor="navy")
+    drawn = saving.on_white(figure)
+    assert drawn["layout"]["paper_bgcolor"] == "navy" and drawn["layout"]["font"]["color"] == style.TEXT
+
+
+def test_images_stand_in_rows_of_a_chosen_length() -> None:
+    for across in (2, 5):
+        shown = figures.specimens(report(), across=across)
+        assert len({image.x0 for image in shown.data}) == across
+    with pytest.raises(PeewitError, match="across=0 was given"):
+        figures.specimens(report(), across=0)
 
 
 def test_colours_leave_the_worst_settings_aside() -> None:

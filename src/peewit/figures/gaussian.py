@@ -102,7 +102,7 @@ def gaussian_sliders(deviations: Sequence[float] = DEVIATIONS, correlations: Seq
         "Contours of a Gaussian over two weights, with the density of each weight alone above and beside it. Sliders "
         "change the two variances and the correlation: the ellipse grows, shrinks and turns."
     )
-    style.finish(figure, "A Gaussian over two weights", alt, height=680, bottom=215)
+    style.finish(figure, "A Gaussian over two weights", alt, height=710, bottom=245)
     edge = REACH * sizes[-1]
     figure.update_xaxes(range=[-edge, edge], title_text="weight 1", row=2, col=1)
     figure.update_yaxes(range=[-edge, edge], title_text="weight 2", row=2, col=1)
@@ -120,8 +120,8 @@ def sliders(sizes: Sequence[float], bonds: Sequence[float], start: int, middle: 
     turned = [step(f"{bond:g}", {"z": [style.short_lists(relative_density(bond), 3)]}, [0]) for bond in bonds]
     return [
         style.slider("variance of weight 1", across, start, y=0.0, pad=50),
-        style.slider("variance of weight 2", along, start, y=0.0, pad=120),
-        style.slider("correlation", turned, middle, y=0.0, pad=190),
+        style.slider("variance of weight 2", along, start, y=0.0, pad=130),
+        style.slider("correlation", turned, middle, y=0.0, pad=210),
     ]
 
 

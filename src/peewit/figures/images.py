@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Any
 from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
 from . import style
-from .style import GREEN, ORANGE, brief, graph_objects
+from .style import RIGHT, WRONG, brief, graph_objects
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
     from ..metrics.results import Results, Specimen
 
-ACROSS = 4  # images in a row, which fit on a phone
 KEPT = 8  # of each kind
 WIDTH = 16  # letters that fit into a line of a cell
 
 
-def specimens(report: Results, most: int = KEPT) -> Figure:
+def specimens(report: Results, most: int = KEPT, *, across: int = 4) -> Figure:
     """Show the test images of highest and of lowest confidence with their predictions; other inputs as a table.
 
     Args:
         report: A report of `pw.evaluate`.
         most: Most inputs of each kind to show; a report has up to 8.
+        across: Images in a row. Four fit on a phone, eight fill a page.
 
     Returns:
         A plotly figure: images, or a table if some input is not an image. In regression they are the inputs with the
@@ -32,7 +32,7 @@ def specimens(report: Results, most: int = KEPT) -> Figure:
 
     Raises:
         ArgumentTypeError: `report` is not a report.
-        PeewitError: `most` is not a positive whole number, or the report has no single inputs.
+        PeewitError: `most` or `across` is not a positive whole number, or the report has no single inputs.
 
     Example:
         >>> pw.figures.specimens(report, most=3).layout.meta["title"]
@@ -41,6 +41,8 @@ def specimens(report: Results, most: int = KEPT) -> Figure:
     style.expect_report(report)
     if not is_count(most):
         raise PeewitError(f"most={most!r} was given; expected a positive whole number of inputs of each kind.")
+    if not is_count(across):
+        raise PeewitError(f"across={across!r} was given; expected a positive whole number of images in a row.")
     rows = [
         (name, inputs[:most])
         for name, inputs in (("surest", report.surest), ("least sure", report.least_sure))
@@ -61,7 +63,7 @@ def specimens(report: Results, most: int = KEPT) -> Figure:
     kind = "images" if pictured else "inputs"
     alt = f"Test {kind} that {report.methods[0].name} is surest of, and that it is least sure of. {ending}".strip()
     title = f"Surest and least sure test {kind}"
-    return draw_images(report, rows, title, alt) if pictured else draw_table(report, rows, title, alt)
+    return draw_images(report, rows, title, alt, across) if pictured else draw_table(report, rows, title, alt)
 
 
 def words(report: Results, value: float | None) -> str:
@@ -73,15 +75,17 @@ def words(report: Results, value: float | None) -> str:
     return f"class {int(value)}" if report.task == "classification" else brief(value)
 
 
-def draw_images(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str) -> Figure:
-    """Images in rows of four on one pair of axes."""
+def draw_images(
+    report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], title: str, alt: str, across: int
+) -> Figure:
+    """Images in rows on one pair of axes."""
     figure = graph_objects().Figure()
     line, notes = 0.0, []
     for name, inputs in rows:
         notes.append(note(f"<b>{name}</b>", None, 0.0, line, "left"))
         line += 0.25
         for number, specimen in enumerate(inputs):
-            column = number % ACROSS
+            column = number % across
             if number and not column:
                 line += 1.55
             figure.add_trace(image(report, specimen, float(column), line))
@@ -89,7 +93,7 @@ def draw_images(report: Results, rows: list[tuple[str, tuple[Specimen, ...]]], t
         line += 1.7
     style.finish(figure, title, alt, height=70 + round(100 * line))
     figure.update_layout(annotations=notes)
-    figure.update_xaxes(visible=False, range=[-0.05, ACROSS + 0.02], constrain="domain")
+    figure.update_xaxes(visible=False, range=[-0.05, across + 0.02], constrain="domain")
     figure.update_yaxes(
         visible=False, range=[line - 0.2, -0.3], scaleanchor="x", constrain="domain", constraintoward="top"
     )
@@ -108,13 +112,13 @@ def below(report: Results, specimen: Specimen) -> tuple[str, str | None]:
         return style.literal(f"{predicted} ± {brief(specimen.uncertainty)}") + f"<br>is {style.literal(real)}", None
     right = specimen.label is None or specimen.label == specimen.predicted
     text = f"{style.literal(predicted)}<br>{100 * specimen.confidence:.0f} %"
-    return (text, GREEN) if right else (f"{text}<br>is {style.literal(real)}", ORANGE)
+    return (text, RIGHT) if right else (f"{text}<br>is {style.literal(real)}", WRONG)
 
 
 def note(text: str, colour: str | None, x: float, y: float, anchor: str) -> dict[str, Any]:
     """An annotation."""
     look: dict[str, Any] = {"showarrow": False, "xanchor": anchor, "yanchor": "top", "align": anchor}
-    return {"text": text, "x": x, "y": y, **look, "font": {"size": 10, **({"color": colour} if colour else {})}}
+    return {"text": text, "x": x, "y": y, **look, "font": {"size": 11, **({"color": colour} if colour else {})}}
 
 
 def image(report: Results, specimen: Specimen, x: float, y: float) -> Any:

@@ -286,6 +286,8 @@ def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
     style.finish(figure, "Likelihood times prior, and the Gaussian", alt, height=470, top=44)
     axes = [name.partition(" (")[0] for name in losses.axes]
     scene = style.scene(axes[0], axes[1], "")
+    for axis, places in (("xaxis", losses.a), ("yaxis", losses.b)):
+        scene[axis] |= {"tickvals": style.inner_ticks(float(places[0]), float(places[-1])), "tickangle": 0}
     half = {"scene.domain.x": [0, 0.49], "scene2.domain.x": [0.51, 1]}
     left = {"scene.domain.x": [0, 1], "scene2.domain.x": [0.999, 1]}
     right = {"scene.domain.x": [0, 0.001], "scene2.domain.x": [0, 1]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import os
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..messages.errors import ArgumentTypeError, MissingPackageError, PeewitError
 from ..storage.atomic import writable, writing
 from .plotly_source import basic_source, is_basic
-from .style import graph_objects
+from .style import CLEAR, INK, TEXT, graph_objects
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -24,7 +25,7 @@ CONFIG = {
     "showSendToCloud": False,
     "modeBarButtonsToRemove": ["sendDataToCloud"],
 }
-# The page follows the reader's light or dark colours: the figure is transparent.
+# The page follows the reader's light or dark colours: the figure is transparent, and texts in its grey take the page's.
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -35,6 +36,7 @@ PAGE = """<!doctype html>
 :root {{ color-scheme: light dark; }}
 body {{ margin: 0; background: Canvas; color: CanvasText; font-family: system-ui, sans-serif; }}
 figure {{ margin: 0 auto; max-width: 70rem; padding: 0.5rem; }}
+text[style*="fill: {text}"] {{ fill: CanvasText !important; }}
 figcaption {{ padding: 0 0.75rem 1rem; line-height: 1.4; }}
 </style>
 </head>
@@ -66,7 +68,8 @@ def save(
             and bars, and 5 MB for all else, such as contours. With "cdn" the page fetches the script when it is opened.
         width: Width of a picture in pixels; pages fill the window.
         height: Height of a picture in pixels; None for the figure's own, or else 500.
-        scale: Factor of a picture's resolution.
+        scale: Factor of a picture's resolution; 2 is sharp on today's screens. A picture has a white ground unless
+            `figure.layout.paper_bgcolor` is set.
 
     Returns:
         The path of the file.
@@ -114,7 +117,19 @@ def page(figure: Figure, plotlyjs: Literal[True, "cdn"]) -> str:
     library = f"<script>{basic_source()}</script>\n" if basic else ""
     content = figure.to_html(full_html=False, include_plotlyjs=False if basic else plotlyjs, config=CONFIG)
     title, alt = (html.escape(str(meta.get(name, ""))) for name in ("title", "alt"))
-    return PAGE.format(title=title or "Figure", library=library, figure=content, alt=alt)
+    text = f"rgb{tuple(bytes.fromhex(TEXT[1:]))}"  # as browsers write a colour
+    return PAGE.format(title=title or "Figure", library=library, figure=content, alt=alt, text=text)
+
+
+def on_white(figure: Figure) -> dict[str, Any]:
+    """The figure as a picture shows it: a transparent one gets a white ground, and dark text in place of grey."""
+    content = figure.to_json()
+    if figure.layout.paper_bgcolor != CLEAR:
+        drawn: dict[str, Any] = json.loads(content)
+        return drawn
+    drawn = json.loads(content.replace(f'"{TEXT}"', f'"{INK}"'))
+    drawn["layout"]["paper_bgcolor"] = "white"
+    return drawn
 
 
 def browser() -> str | None:
@@ -135,7 +150,7 @@ def picture(figure: Figure, width: int, height: int | None, scale: float) -> byt
     # No figure has formulas, whose script would be fetched from a server.
     settings: dict[str, Any] = {"mathjax": False} | ({"path": browser_path} if (browser_path := browser()) else {})
     try:
-        image: bytes = kaleido.calc_fig_sync(figure, opts={"format": "png", **size}, kopts=settings)
+        image: bytes = kaleido.calc_fig_sync(on_white(figure), opts={"format": "png", **size}, kopts=settings)
     except RuntimeError as error:
         if type(error).__name__ != "ChromeNotFoundError":
             raise

@@ -323,7 +323,9 @@ def compare(report: Results, metric: str) -> Figure:
     if finite:
         values = style.join([f"{method.name} {brief(method.metrics[metric].value)}" for method in finite])
         alt += f" Values: {values}."
-    style.finish(figure, style.sentence(words), alt, x=f"{words.partition(' (')[0]}{hint}",
-                 height=130 + 40 * len(shown))  # fmt: skip
+    x = f"{kind.short}{hint}"
+    if len(x) > 22:  # too long for a phone
+        x = x.replace(", ", ",<br>")
+    style.finish(figure, style.sentence(words), alt, x=x, height=150 + 40 * len(shown))
     style.category_rows(figure)
     return figure

@@ -28,7 +28,9 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "
 # Brightness rises evenly, so that it can be read without colours.
 SEQUENTIAL = "Cividis"
 DIVERGING = ((0.0, "#0B4F7D"), (0.25, "#5DA5D1"), (0.5, "#F5F5F5"), (0.75, "#E8935A"), (1.0, "#9E3D00"))
-TEXT = "#7A7A7A"  # halfway between white and black, so that it shows on both
+# Halfway between white and black in luminance: contrast 4.5 to 1 on both, for text that has to show on either.
+TEXT, RIGHT, WRONG = "#757575", "#008560", "#C65300"
+INK = "#3D3D3D"  # text of pictures, which have a white ground
 LINES = "rgba(128, 128, 128, 0.25)"
 CLEAR = "rgba(0, 0, 0, 0)"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -189,7 +191,7 @@ def finish(
         modebar={"bgcolor": CLEAR, "color": fade(GREY, 0.6), "activecolor": BLUE},
         meta={"alt": alt, "title": title},
     )  # fmt: skip
-    line = {"gridcolor": LINES, "zerolinecolor": LINES, "linecolor": LINES, "automargin": True}
+    line = {"gridcolor": LINES, "zerolinecolor": LINES, "linecolor": LINES, "automargin": True, "title_font_size": 13}
     figure.update_xaxes(**line)
     figure.update_yaxes(**line)
     if x is not None:
@@ -199,6 +201,12 @@ def finish(
     return figure
 
 
+def inner_ticks(low: float, high: float) -> list[float]:
+    """Round numbers away from the ends, where labels of two axes would meet."""
+    middle, half = (low + high) / 2, (high - low) / 2
+    return [tick for tick in even(low, high) if abs(tick - middle) <= 0.75 * half]
+
+
 def scene(x: str, y: str, z: str) -> dict[str, Any]:
     """The axes of a 3-D panel."""
     line = {"gridcolor": LINES, "zerolinecolor": LINES, "backgroundcolor": CLEAR, "color": TEXT}
@@ -206,7 +214,7 @@ def scene(x: str, y: str, z: str) -> dict[str, Any]:
     axes = {axis: {**line, "title": {"text": text, "font": {"size": 12}}} for axis, text in names.items()}
     return {
         **axes,
-        "camera": {"eye": {"x": 1.75, "y": -1.75, "z": 0.95}, "center": {"x": 0, "y": 0, "z": -0.12}},
+        "camera": {"eye": {"x": 1.55, "y": -1.55, "z": 0.8}, "center": {"x": 0, "y": 0, "z": -0.16}},
         "aspectmode": "cube",
     }
 
