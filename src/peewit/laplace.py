@@ -397,7 +397,7 @@ class Laplace:
                 linearised model, which is found on `train` and changes with the precisions. None: where the posterior
                 has it, and for "training" at the linear mode too where there is a noise. With "validation" and "grid",
                 whose scores do not depend on the mode, a posterior that has one gets that of the tuned prior
-                afterwards; give `train` then.
+                afterwards; give `train` then. One that was tuned by "training" leaves its mode without `train`.
             memory: Bytes for data and outputs that are kept between passes to the linear mode, and for temporary
                 results of predictions on `train` or `validation`. None for a limit that fits. The evidence at the
                 trained weights takes none.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import peewit as pw
 from environment import DEVICE
 from fitting import built, normal
-from peewit.tuning.by_training import CLOSE, EXAMPLES, SLACK, spread
+from peewit.tuning.by_training import CLOSE, DOUBT, EXAMPLES, SLACK, spread
 
 quiet = pytest.mark.filterwarnings("ignore::peewit.TuningWarning")
 
@@ -253,3 +253,45 @@ def test_the_noise_is_never_below_the_training_residuals() -> None:
         warnings.simplefilter("ignore", pw.TuningWarning)
         tuned = la.tune(validation=(data[0][:3], model(data[0][:3]).detach()))
     assert float(tuned.likelihood.noise) == pytest.approx(residual, rel=1e-6)
+
+
+def test_validation_after_training() -> None:
+    """The mode that "training" took the evidence at needs no training data afterwards; one that was asked for does."""
+    x = normal(40, 2)
+    y = (2 * x[:, :1]).sin() + 0.3 * normal(40, 1, seed=4)
+    model = trained(built(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))), x, y).to(DEVICE)
+    data, held = (x.to(DEVICE), y.to(DEVICE)), (normal(20, 2, seed=7).to(DEVICE), normal(20, 1, seed=8).to(DEVICE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        la = pw.fit(model, data, "regression")
+        expected = la.tune(validation=held)
+        tuned = la.tune(train=data)
+        assert tuned.linear_mode is not None
+        after = tuned.tune(validation=held)
+        assert after.linear_mode is None
+        assert float(after.prior.precision) == pytest.approx(float(expected.prior.precision), rel=0.05)
+        assert tuned.tune(validation=held, train=data).linear_mode is not None
+        asked = la.tune(at="linear_mode", train=data)
+        with pytest.raises(pw.PeewitError, match="train= is missing: the posterior is at its linear mode"):
+            asked.tune(validation=held)
+
+
+@pytest.mark.filterwarnings("ignore:.*switched off:peewit.TuningWarning")
+def test_the_evidence_at_the_linear_mode_is_checked_on_the_training_data() -> None:
+    """Predictions that doubt labels which the network knows; a noise above the targets' deviation."""
+    model, x, y = separated(300)
+    la = pw.fit(model, (x, y), "classification", prior=pw.Prior.layerwise(1.0))
+    words = r"predictions explain the training labels worse than the network does, by [\d.]+ nats per label"
+    with pytest.warns(pw.UnderconfidenceWarning, match=words) as told:
+        tuned = la.tune(at="linear_mode", train=(x, y))
+    network = nn.functional.cross_entropy(model(x).detach(), y)
+    lost = -float(tuned.predict(x).log_prob(y).mean()) - float(network)
+    assert lost > DOUBT and any(f"by {lost:.2g} nats" in str(warning.message) for warning in told)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pw.UnderconfidenceWarning)
+        la.tune(train=(x, y), at="linear_mode", parameters=["prior"], method="training")
+    data = (normal(24, 2).to(DEVICE), 0.1 * normal(24, 1, seed=4).to(DEVICE))
+    line = built(nn.Linear(2, 1)).to(DEVICE)
+    la = pw.fit(line, data, pw.Gaussian(2.0), at="linear_mode")
+    with pytest.warns(pw.UnderconfidenceWarning, match="the noise 2 exceeds the deviation of the training targets"):
+        la.tune(train=data, parameters=["prior"], method="evidence")

@@ -32,7 +32,7 @@ from ..runtime.progress import Progress
 from .alternate import alternate
 from .by_evidence import by_evidence
 from .by_validation import Coordinates
-from .cautions import noise_beyond_targets
+from .cautions import noise_beyond_targets, sign_of_noise
 from .options import TuningSettings
 from .validation import mean_nlls
 
@@ -45,6 +45,7 @@ EXAMPLES = 512  # of the training data, spread evenly
 CERTAIN = 1e12  # times the precision of the evidence: a posterior as good as none, which predicts what the network does
 SEARCH = 16  # precisions that are tried at most
 LONGEST = 3.0  # the longest step in the logarithm of the precision
+DOUBT = 10 * SLACK  # lost by the evidence alone, from which on it is told: docs/quality.md
 UNCHECKED = (
     "The likelihood does not say how targets are distributed, so nobody checked that predictions explain the training "
     "data; give Custom(..., predictive=...)."
@@ -75,24 +76,45 @@ def raise_precision(
     tuned: PosteriorState, settings: TuningSettings, trace: Trace, pieces: list[tuple[Inputs, Tensor]]
 ) -> PosteriorState:
     """The posterior with the least prior precision, from the evidence's on, that explains the training data."""
-    passing = settings.passing
-    if isinstance(predict(tuned, take(pieces[0][0], slice(0, 1)), **settings.predict), Outputs):
+    search = search_of(tuned, settings, pieces)
+    if search is None:
         return replace(tuned, trace=trace.with_warning(UNCHECKED))
-    shared = SharedPredictions(
-        la=tuned,
-        batches=Batches(pieces, tuned.model, "The training data"),
-        options={**settings.predict, "memory": passing.memory},
-        progress=Progress(passing.progress),
-    )
-    coordinates, mean = Coordinates.of(tuned)
-    labels = max(tuned.totals.scalars, 1.0) / tuned.N  # per example
-    factor = PrecisionSearch(shared=shared, coordinates=coordinates, mean=mean, labels=labels).run()
+    factor = search.run()
     if factor == 1:
         return replace(tuned, trace=trace)
-    posterior = coordinates.at(mean * factor, None, None)
+    posterior, passing = search.coordinates.at(search.mean * factor, None, None), settings.passing
     if tuned.linear_mode is not None:
         posterior = find(posterior, settings.train, TOLERANCE, SEARCH_STEPS, passing.memory, passing.progress)
     return replace(posterior, trace=replace(trace, raised=factor))
+
+
+def search_of(
+    tuned: PosteriorState, settings: TuningSettings, pieces: list[tuple[Inputs, Tensor]]
+) -> PrecisionSearch | None:
+    """What predictions lose on some training examples; None where the likelihood cannot score predictions."""
+    if isinstance(predict(tuned, take(pieces[0][0], slice(0, 1)), **settings.predict), Outputs):
+        return None
+    shared = SharedPredictions(
+        la=tuned,
+        batches=Batches(pieces, tuned.model, "The training data"),
+        options={**settings.predict, "memory": settings.passing.memory},
+        progress=Progress(settings.passing.progress),
+    )
+    coordinates, mean = Coordinates.of(tuned)
+    labels = max(tuned.totals.scalars, 1.0) / tuned.N  # per example
+    return PrecisionSearch(shared=shared, coordinates=coordinates, mean=mean, labels=labels)
+
+
+def signs_on_training(tuned: PosteriorState, settings: TuningSettings) -> list[str]:
+    """Signs in the predictions of training examples that a posterior by the evidence alone is not sure enough."""
+    pieces = spread(settings.train, tuned.N, tuned.model)
+    if isinstance(tuned.likelihood, WithNoise):
+        return sign_of_noise(tuned, torch.cat([targets for _, targets in pieces]))
+    search = search_of(tuned, settings, pieces)
+    lost = 0.0 if search is None else search.lost(0.0)
+    if lost <= DOUBT:
+        return []
+    return [f"predictions explain the training labels worse than the network does, by {lost:.2g} nats per label"]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -109,6 +131,11 @@ class PrecisionSearch:
         """NLL per label at some log factors."""
         settings = [self.setting(self.mean * math.exp(log)) for log in logs]
         return [value / self.labels for value in mean_nlls(self.shared, settings)]
+
+    def lost(self, log: float) -> float:
+        """NLL per label at a log factor, less that of the network."""
+        network, posterior = self.losses([math.log(CERTAIN), log])
+        return posterior - network
 
     def setting(self, mean: float) -> Any:
         """The posterior at a mean precision, made when it is asked."""

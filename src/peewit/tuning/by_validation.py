@@ -21,8 +21,8 @@ from .validation import mean_nlls, minimise, no_finite_score, scan, shared_predi
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
-# Of the precision that the size of the weights suggests. Validation data do not tell smaller ones apart: the variance is
-# that of units which these data never switch on, and has no bound for other inputs (docs/quality.md).
+# Of the precision that the size of the weights suggests. Validation data do not tell smaller ones apart: the variance
+# is that of units which these data never switch on, and has no bound for other inputs (docs/quality.md).
 LEAST = 1e-3
 CERTAIN = LIMITS[1]  # a precision under which the weights are as good as certain
 OFFSETS = ((-6.9, -4.6, -2.3, 2.3, 4.6, 6.9), (-1.4, -0.7, 0.7, 1.4), (-2.3, -1.1, 1.1, 2.3))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,12 +24,17 @@ WAYS = (
 )
 
 
-def cautions(tuned: PosteriorState, settings: TuningSettings) -> list[str]:
-    """One text with all signs, where the evidence alone chose the precision; none where data had a say."""
-    if settings.validation is not None or settings.method == "training" or not settings.prior:
+def cautions(tuned: PosteriorState, settings: TuningSettings, seen: Sequence[str]) -> list[str]:
+    """One text with all signs, those seen on the training data too, where the evidence alone chose the precision."""
+    if not by_evidence_alone(settings):
         return []
-    signs = list(signs_of(tuned))
+    signs = [*signs_of(tuned), *seen]
     return [f"Predictions may be much less sure than they should be: {'; '.join(signs)}. {WAYS}"] if signs else []
+
+
+def by_evidence_alone(settings: TuningSettings) -> bool:
+    """Whether no data had a say in the prior precision."""
+    return settings.prior and settings.validation is None and settings.method != "training"
 
 
 def signs_of(tuned: PosteriorState) -> Iterator[str]:
@@ -51,7 +56,7 @@ def signs_of(tuned: PosteriorState) -> Iterator[str]:
         yield f"the noise {noise:.3g} is {noise / residual:.1f} times the residuals' root mean square"
 
 
-def noise_beyond_targets(tuned: PosteriorState, targets: torch.Tensor) -> list[str]:
+def sign_of_noise(tuned: PosteriorState, targets: torch.Tensor) -> list[str]:
     """Where the noise alone exceeds the deviation of some training targets, (n, ...), the network explains nothing."""
     if not isinstance(tuned.likelihood, WithNoise) or len(targets) < 2:
         return []
@@ -59,8 +64,14 @@ def noise_beyond_targets(tuned: PosteriorState, targets: torch.Tensor) -> list[s
     deviation = float(targets.double().std(0).square().mean().sqrt())
     if noise <= deviation:
         return []
+    return [f"the noise {noise:.3g} exceeds the deviation of the training targets, {deviation:.3g}"]
+
+
+def noise_beyond_targets(tuned: PosteriorState, targets: torch.Tensor) -> list[str]:
+    """The same as a warning of its own."""
     return [
-        f"The noise {noise:.3g} exceeds the deviation of the training targets, {deviation:.3g}: intervals are wider "
-        "than those of a constant. The network fits its training data much better than the evidence trusts it to; use "
-        "tune(validation=...) with data that it was not trained on."
+        f"{sign[0].upper()}{sign[1:]}: intervals are wider than those of a constant. The network fits its training "
+        "data much better than the evidence trusts it to; use tune(validation=...) with data that it was not trained "
+        "on."
+        for sign in sign_of_noise(tuned, targets)
     ]

@@ -208,7 +208,9 @@ def check_settings(
         )
     check_name(method, METHODS, "method")
     noisy = isinstance(la.likelihood, WithNoise)
-    had_mode = la.linear_mode is not None
+    # Nobody asked for the mode that "training" took the evidence at: validation data alone leave it.
+    leaves_mode = validation is not None and train is None and la.trace is not None and la.trace.method == "training"
+    had_mode = la.linear_mode is not None and not leaves_mode
     if method == "training":
         linear = passing.check_training(train, had_mode or noisy)
     else:

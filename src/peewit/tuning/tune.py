@@ -13,9 +13,9 @@ from ..runtime.progress import Progress
 from .alternate import alternate
 from .by_evidence import by_evidence
 from .by_grid import by_grid
-from .by_training import by_training
+from .by_training import by_training, signs_on_training
 from .by_validation import by_validation
-from .cautions import cautions
+from .cautions import by_evidence_alone, cautions
 from .options import TuningSettings
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def tune(la: PosteriorState, settings: TuningSettings, start: Prior | Number | N
     """Tune from the prior it has or from another start, and warn of what was odd on the way."""
     posterior = dispatch(la, settings, start)
     assert posterior.trace is not None
-    doubts = cautions(posterior, settings)
+    on_training = by_evidence_alone(settings) and settings.train is not None
+    doubts = cautions(posterior, settings, signs_on_training(posterior, settings) if on_training else ())
     for text in posterior.trace.warnings:
         warn(text, TuningWarning)
     for text in doubts:
