@@ -129,7 +129,16 @@ def but_the_last_layer(model: nn.Module) -> list[str]:
     return [name for name, _ in model.named_parameters() if not name.startswith(f"{last}.")]
 
 
+def some(total: int) -> int:
+    """How many single weights are uncertain."""
+    return min(LARGEST, round(SHARE * total))
+
+
 def largest_variances(model: nn.Module) -> pw.Subnetwork:
-    """The single weights with the largest variance under a diagonal fit."""
-    total = sum(weight.numel() for weight in model.parameters())
-    return pw.Subnetwork.largest_variance(min(LARGEST, round(SHARE * total)))
+    """The single weights with the largest variance under a diagonal fit, those that do nothing among them."""
+    return pw.Subnetwork.largest_variance(some(sum(weight.numel() for weight in model.parameters())))
+
+
+def largest_weights(model: nn.Module) -> pw.Subnetwork:
+    """The single weights with the largest absolute value."""
+    return pw.Subnetwork.largest_magnitude(some(sum(weight.numel() for weight in model.parameters())))

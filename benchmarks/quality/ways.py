@@ -9,7 +9,7 @@ import peewit as pw
 from benchmarks.quality.answers import SMALL, Way
 from benchmarks.quality.baselines import Dropout, Ensemble, LaplaceTorch, Plain, Temperature
 from benchmarks.quality.cases import Likelihood
-from benchmarks.quality.ours import Ours, but_the_last_layer, capped, centred, largest_variances
+from benchmarks.quality.ours import Ours, but_the_last_layer, capped, centred, largest_variances, largest_weights
 
 RECIPE, VALIDATED = "recipe", "validation"  # the two recipes: without and with validation data
 LAST: Mapping[str, Any] = {"weights": "last_layer", "structure": "full"}
@@ -69,6 +69,7 @@ OURS: tuple[Way, ...] = (
     Ours(name="evidence, dimensions at most 0.5 N", after=capped(0.5), kinds=SMALL),
     Ours(name="all but the last layer, evidence", weights=but_the_last_layer, kinds=SMALL),
     Ours(name="largest variances, evidence", fitting=FULL, weights=largest_variances, kinds=SMALL),
+    Ours(name="largest weights, evidence", fitting=FULL, weights=largest_weights, kinds=SMALL),
     Ours(name="last layer, recipe", fitting=LAST, trained=True, kinds=SMALL),
     Ours(name="diagonal, recipe", fitting={"structure": "diag"}, trained=True, kinds=SMALL),
     Ours(name="last layer kron, recipe", fitting=LAST_KRON, trained=True, kinds=SMALL),

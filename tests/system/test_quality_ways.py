@@ -117,6 +117,9 @@ def test_which_weights_are_uncertain() -> None:
     assert ours.largest_variances(model).size == round(0.1 * total) == 6
     assert ours.largest_variances(nn.Linear(100, 100)).size == ours.LARGEST
     assert record_of("largest variances, evidence", "classification")["settings"]["weights"] == 6
+    la = ways.WAYS["largest weights, evidence"].fitted(case)  # type: ignore[attr-defined]
+    every = torch.cat([weight.detach().flatten() for weight in model.parameters()]).abs()
+    torch.testing.assert_close(la.weights.abs().sort().values, every.sort().values[-6:])
 
 
 def test_candidates_at_the_slack_of_the_recipe() -> None:
