@@ -42,9 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if ORDER:
         random.Random(ORDER).shuffle(items)
     for item in items:
-        if "cuda" in item.keywords and not DEVICE.startswith("cuda"):
+        if item.get_closest_marker("cuda") and not DEVICE.startswith("cuda"):
             item.add_marker(pytest.mark.skip(reason="set PEEWIT_TEST_DEVICE=cuda"))
-        if "data" in item.keywords and not DATA:
+        if item.get_closest_marker("data") and not DATA:
             item.add_marker(pytest.mark.skip(reason="set PEEWIT_DATA to the folder with the data sets"))
 
 

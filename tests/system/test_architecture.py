@@ -233,10 +233,14 @@ def test_a_line_in_the_wrong_direction_is_named(line: str, words: str, tmp_path:
 
 
 def test_tests_stand_in_the_room_of_their_subject() -> None:
+    """And every room has some; those of the room `integrations` stand below it."""
     folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
     rooms = {path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")}
-    strangers = {str(folder.relative_to(ROOT / "tests")) for folder in folders} - {str(room) for room in rooms}
+    places = {folder.relative_to(ROOT / "tests") for folder in folders}
+    strangers = {str(place) for place in places} - {str(room) for room in rooms}
     assert strangers == {"system"}, "tests/ has the folders of src/peewit, and system for what concerns several of them"
+    empty = {str(room) for room in rooms if not any(room in (each, *each.parents) for each in places)}
+    assert not empty, f"rooms without tests: {empty}"
 
 
 def test_no_test_file_imports_another() -> None:
