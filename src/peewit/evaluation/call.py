@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from ..laplace import Laplace
-from ..likelihoods import Likelihood
+from ..likelihoods import Likelihood, LikelihoodName
 from ..messages.arguments import is_count
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..metrics.bootstrap import Resampling
 from ..metrics.constant import constant_scores
 from ..network.batches import Batches
 from ..network.isolation import entry_point
-from ..network.nests import Inputs
+from ..network.nests import Data, Inputs
 from ..network.scaling import network_name
 from ..predictions.families import family_of
 from ..runtime.progress import Progress
@@ -32,8 +32,10 @@ from .report import Report
 from .scoring import score_methods
 from .specimens import Columns, Gallery, finite_range, is_table
 from .subject import Baselines, Subject
-from .variations import Variation, variations_of
+from .variations import Attacks, Shifts, Variation, variations_of
 
+# Inputs of one unknown kind, with or without labels, or several such data sets by name.
+UnknownInputs: TypeAlias = Data | Inputs | Mapping[str, Data | Inputs]
 DENSE = ("gaussian", "heteroscedastic")  # families whose NLL is of a density of real numbers
 USUAL = {"baselines": "auto", "intervals": 1000}  # other arguments are None unless they are given
 RANGED = (("shifts", "noise"), ("attacks", "fgsm"), ("attacks", "pgd"))  # what is in units of the inputs' range
@@ -42,14 +44,14 @@ RANGED = (("shifts", "noise"), ("attacks", "fgsm"), ("attacks", "pgd"))  # what 
 @entry_point
 def evaluate(
     la_or_model: Laplace | nn.Module,
-    test: Any,
+    test: Data,
     *,
-    likelihood: str | Likelihood | None = None,
-    ood: Any = None,
-    shifts: Any = None,
-    attacks: Any = None,
+    likelihood: LikelihoodName | Likelihood | None = None,
+    ood: UnknownInputs | None = None,
+    shifts: Shifts | None = None,
+    attacks: Attacks | None = None,
     baselines: Baselines = "auto",
-    validation: Any = None,
+    validation: Data | None = None,
     ensemble: Sequence[nn.Module] | None = None,
     classes: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,

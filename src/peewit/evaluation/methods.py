@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from ..laplace import Laplace
 
 DROPOUT_SAMPLES = 32
-STEEPEST = 1e3  # largest factor of the outputs, and its inverse the smallest, that temperature scaling looks for
+TEMPERATURES = (0.25, 20.0)  # of classes: few validation labels, all of them right, would take one next to zero
+QUIETEST = 1e-6  # the least factor of the noise's variance
 HALVINGS = 60
 
 
@@ -153,7 +154,7 @@ def fit_temperature(plain: Networks, batches: Batches, bars: Progress) -> float:
             positions = scorer.positions(targets, full=False)
             squares.append(positions["squared"] / positions["deviation"].square())
     if squares:
-        return max(float(torch.cat(squares).mean()), 1 / STEEPEST**2)
+        return max(float(torch.cat(squares).mean()), QUIETEST)
     if not sum(map(len, labels)):
         raise PeewitError("validation has no labelled examples; expected some, for the temperature.")
     return 1 / _steepness(torch.cat(logits), torch.cat(labels))
@@ -162,7 +163,7 @@ def fit_temperature(plain: Networks, batches: Batches, bars: Progress) -> float:
 def _steepness(logits: Tensor, labels: Tensor) -> float:
     """The factor of logits (P, C) with the smallest NLL of labels (P,): the NLL is convex, its slope crosses 0 once."""
     observed = logits.gather(-1, labels[:, None])[:, 0].mean()
-    low, high = 1 / STEEPEST, STEEPEST
+    low, high = (1 / temperature for temperature in reversed(TEMPERATURES))
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
         slope = ((middle * logits).softmax(-1) * logits).nan_to_num(0.0).sum(-1).mean() - observed

@@ -28,7 +28,7 @@ from ..runtime.memory import Budget, budget
 from ..runtime.progress import Progress
 from ..tuning.by_evidence import residual_noise
 from .describing import noise_of
-from .methods import DROPOUT_SAMPLES, STEEPEST, Method, Networks, Posterior, dropouts, fit_temperature, members
+from .methods import DROPOUT_SAMPLES, TEMPERATURES, Method, Networks, Posterior, dropouts, fit_temperature, members
 from .scorers import takes_temperature
 
 Baseline: TypeAlias = Literal["plain", "temperature", "ensemble", "dropout"]
@@ -192,7 +192,7 @@ class Subject:
         value = temperature()
         if family_of(self.likelihood).classes is not None:
             words = f"the plain network, its outputs divided by {value:.3g}, which was chosen on validation data."
-            if not 1 / STEEPEST * 1.01 < value < STEEPEST / 1.01:
+            if not TEMPERATURES[0] * 1.01 < value < TEMPERATURES[1] / 1.01:
                 notes.append(f"Temperature scaling ended at its limit, {value:.3g}: validation data has no best one.")
         else:
             words = f"the plain network, its noise multiplied by {value**0.5:.3g}, which was chosen on validation data."

@@ -24,6 +24,7 @@ from ..metrics.bootstrap import one_set
 from ..metrics.catalogue import MetricName, merit
 from ..metrics.positions import Positions
 from ..network.isolation import entry_point
+from ..network.nests import Data
 from ..predictions.shared import SharedPredictions
 from ..runtime.progress import Progress
 from ..runtime.random import seed_of
@@ -118,7 +119,7 @@ class SweepOptions:
 @entry_point
 def sweep(
     la: Laplace,
-    validation: Any,
+    validation: Data,
     *,
     data_weight: tuple[float, float] | None = None,
     prior_precision: tuple[float, float] | None = None,

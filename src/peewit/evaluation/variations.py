@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,15 @@ from ..network.nests import Inputs, count, map_tensors
 from .attacks import ATTACKS, EPSILONS, Attack
 from .corruptions import CORRUPTIONS, STRENGTHS, check_images, corrupt_images
 
+ShiftName: TypeAlias = Literal["noise", "blur", "contrast", "rotation"]
+AttackName: TypeAlias = Literal["fgsm", "pgd"]
+Levels: TypeAlias = float | Sequence[float] | Tensor
+Change: TypeAlias = Callable[..., Any]
+# By name: strengths, a function, both, or ready data by strength.
+ByName: TypeAlias = Mapping[str, Levels | Change | tuple[Change, Levels] | Mapping[float, Any] | None]
+# Names, or a mapping for strengths and functions of one's own.
+Shifts: TypeAlias = ShiftName | Sequence[ShiftName] | ByName
+Attacks: TypeAlias = AttackName | Sequence[AttackName] | ByName
 Make = Callable[[Inputs, Tensor, int], Iterator[tuple[float, Inputs]]]
 
 
