@@ -88,6 +88,17 @@ def test_the_table_of_the_readme(network: str) -> None:
 def test_sentences_of_the_readme() -> None:
     numbers = [short(value("cifar10 resnet56", TEMPERATURE, each)) for each in ("nll", "ece", "auroc")]
     assert f"takes ResNet-56 to {numbers[0]}, {numbers[1]} and {numbers[2]}" in flat("README.md")
+    for name, way, words in (
+        ("resnet20", TEMPERATURE, "ResNet-20 to {}, {} and {}"),
+        ("resnet20", "laplace-torch", "laplace-torch's defaults with ResNet-20 ({}, {} and {})"),
+        ("resnet56", "laplace-torch", "not with ResNet-56 ({}, {} and {})"),
+    ):
+        numbers = [short(value(f"cifar10 {name}", way, each)) for each in ("nll", "ece", "auroc")]
+        assert words.format(*numbers) in flat("README.md")
+    gaps = {way: goals.against_plain(board(), board().tasks, way) for way in (RECIPE, "laplace-torch")}
+    better = {way: sum(gap.holds for gap in found) for way, found in gaps.items()}
+    words = f"on {better[RECIPE]} of {len(board().tasks)} tasks (laplace-torch's defaults: {better['laplace-torch']})"
+    assert words in flat("README.md")
     assert "its mean NLL is lower than that of temperature scaling and of the plain network" in flat("README.md")
     assert goals.nll_on_the_mean(board(), board().tasks).met
     assert "it notices unknown inputs better on most tasks" in flat("README.md")
