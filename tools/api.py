@@ -51,7 +51,7 @@ GROUPS = {
     "Predictions": ("Prediction", "Classes", "Binary", "Regression", "Mixture", "Outputs", "Functional", "Predictor"),
     "Evaluate": ("evaluate", "Report", "recommend", "Recommendation", "sweep", "Sweep", "validation_nll"),
 }
-WARNINGS = ("RoundingWarning", "TuningWarning", "UnderconfidenceWarning")
+WARNINGS = ("PeewitWarning", "FitWarning", "RoundingWarning", "TuningWarning", "UnderconfidenceWarning")
 EXTRAS = {
     peewit.metrics: sorted(peewit.metrics.__all__, key=lambda name: not name.islower()),  # functions first
     peewit.figures: sorted(peewit.figures.__all__, key=lambda name: not name.islower()),

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from .laplace import Laplace, load, validation_nll
     from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson, Preference
     from .messages.errors import ArgumentTypeError, MismatchError, MissingPackageError, NotFiniteError, PeewitError
-    from .messages.warnings import RoundingWarning, TuningWarning, UnderconfidenceWarning
+    from .messages.warnings import (
+        FitWarning,
+        PeewitWarning,
+        RoundingWarning,
+        TuningWarning,
+        UnderconfidenceWarning,
+    )
     from .network.nests import Pair
     from .posterior.coverage import Coverage
     from .posterior.evidence import Evidence
@@ -56,6 +62,7 @@ __all__ = [
     "Empirical",
     "Evidence",
     "Finding",
+    "FitWarning",
     "Full",
     "Functional",
     "Gaussian",
@@ -72,6 +79,7 @@ __all__ = [
     "Outputs",
     "Pair",
     "PeewitError",
+    "PeewitWarning",
     "Poisson",
     "Prediction",
     "Predictor",
@@ -121,7 +129,13 @@ SOURCES = {
         "Preference",
     ),
     "messages.errors": ("ArgumentTypeError", "MismatchError", "MissingPackageError", "NotFiniteError", "PeewitError"),
-    "messages.warnings": ("RoundingWarning", "TuningWarning", "UnderconfidenceWarning"),
+    "messages.warnings": (
+        "FitWarning",
+        "PeewitWarning",
+        "RoundingWarning",
+        "TuningWarning",
+        "UnderconfidenceWarning",
+    ),
     "network.nests": ("Pair",),
     "posterior.coverage": ("Coverage",),
     "posterior.evidence": ("Evidence",),

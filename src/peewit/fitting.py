@@ -23,7 +23,7 @@ from .likelihoods import Gaussian, Likelihood, LikelihoodName, like_own_loss
 from .messages.arguments import check_generator
 from .messages.errors import NotFiniteError, PeewitError
 from .messages.names import resolve_name
-from .messages.warnings import warn
+from .messages.warnings import FitWarning, warn
 from .network.batches import Batches
 from .network.identity import Identity
 from .network.isolation import entry_point
@@ -97,6 +97,7 @@ def fit(
         NotFiniteError: The data, the network or its outputs hold NaN or Inf.
 
     Warns:
+        FitWarning: The likelihood, the labels or the weights may not be those of the training.
         RoundingWarning: Rounding is as large as the prior precision.
         TuningWarning: The search for the linear mode did not converge.
 
@@ -244,7 +245,8 @@ def check_used(model: nn.Module, selected: Space, used: Space) -> None:
         if owner in caches:
             warn(
                 f"{name} has no gradient, and beside it {caches[owner]!r} holds a tensor: if that was computed from it "
-                f"in an earlier pass, the weight counts as fixed. {CLEAR}"
+                f"in an earlier pass, the weight counts as fixed. {CLEAR}",
+                FitWarning,
             )
             return
 

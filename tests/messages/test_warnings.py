@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -68,9 +69,10 @@ CALLS: dict[str, Callable[[], Any]] = {
 def test_a_warning_points_at_the_users_line(call: Callable[[], Any]) -> None:
     """At this file, and at the very lines that call."""
     lines, first = inspect.getsourcelines(call)
-    with pytest.warns(UserWarning) as found:
+    with pytest.warns(pw.PeewitWarning) as found:
         call()
     for warning in found:
+        assert issubclass(warning.category, pw.PeewitWarning)
         assert warning.filename == __file__, warning.message
         assert first <= warning.lineno < first + len(lines) + 6
 
@@ -89,6 +91,18 @@ def test_warnings_are_given_in_one_way() -> None:
     package = ROOT / "src" / "peewit"
     files = [path for path in package.rglob("*.py") if "stacklevel" in path.read_text()]
     assert [path.relative_to(package) for path in files] == [Path("messages/warnings.py")]
+
+
+def test_classes_of_warnings_and_errors() -> None:
+    """All of ours have one base class each, and no error of ours is one of Python's own classes."""
+    public = [getattr(pw, name) for name in pw.__all__]
+    classes = [each for each in public if inspect.isclass(each)]
+    for base in (pw.PeewitWarning, pw.PeewitError):
+        ours = {each for each in classes if each.__name__.endswith(base.__name__.removeprefix("Peewit"))}
+        assert len(ours) >= 4 and all(issubclass(each, base) for each in ours)
+    package = ROOT / "src" / "peewit"
+    plain = re.compile(r"raise (?:RuntimeError|ValueError|TypeError|ImportError)\(\n? *[fr]?\"[A-Z]")
+    assert [path.name for path in package.rglob("*.py") if plain.search(path.read_text())] == []
 
 
 def test_silence_of_several_threads() -> None:

@@ -12,6 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from environment import DEVICE
 from jacobian_cases import normal
+from peewit.messages.errors import PeewitError
 from peewit.tracing import forward_mode
 from peewit.tracing.doubling import double, reach, repeats, rows_of_examples, second_places
 from peewit.tracing.knowledge import Learner
@@ -214,7 +215,7 @@ class Restless(nn.Module):
 def test_networks_that_are_never_twice_the_same() -> None:
     """After eight passes it is given up."""
     model = Restless().double().to(DEVICE)
-    with pytest.raises(RuntimeError, match="applies its weights differently in every forward pass; expected it to be"):
+    with pytest.raises(PeewitError, match="applies its weights differently in every forward pass; expected it to be"):
         tracer_of(model).trace(normal(1, 3))
     assert model.passes == 8
     model.passes, model.until = 0, 7

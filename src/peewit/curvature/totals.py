@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..likelihoods import Form, Labelled
-from ..messages.warnings import warn
+from ..messages.warnings import FitWarning, warn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,8 @@ class Totals:
                 f"The network's energy was {self.energy:.6g} in the first pass over the data and {second.energy:.6g} "
                 "in the second: other examples, or augmentations drawn anew? The eigenvectors are of the first, and "
                 "the moments along them of the second. Give tensors, a list of batches or a loader that repeats "
-                "itself, or use structure='kron', which passes over the data once."
+                "itself, or use structure='kron', which passes over the data once.",
+                FitWarning,
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest
 from ..network.batches import Batches
 from ..network.isolation import entry_point
+from ..network.nests import Data
 from ..posterior.network import network_of
 from ..runtime.progress import Progress
 from . import style
@@ -61,7 +62,7 @@ class CurvatureMatrices:
 
 @entry_point
 def curvature_matrices(
-    la: Laplace, data: Any, *, most: int = WEIGHTS, memory: float | None = None, progress: bool = False
+    la: Laplace, data: Data, *, most: int = WEIGHTS, memory: float | None = None, progress: bool = False
 ) -> CurvatureMatrices:
     """Compute the Hessian and the GGN of the loss over all data, at some weights.
 
@@ -344,7 +345,7 @@ WAYS: dict[str, StructureName] = {"diagonal": "diag", "KFAC": "kron", "EKFAC": "
 
 @entry_point
 def approximations(
-    la: Laplace, data: Any, name: str | None = None, *, memory: float | None = None, progress: bool = False
+    la: Laplace, data: Data, name: str | None = None, *, memory: float | None = None, progress: bool = False
 ) -> Approximations:
     """Compute the exact GGN block of one weight, and its diagonal, KFAC and EKFAC approximations.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..laplace import Laplace
 from ..messages.errors import PeewitError
+from ..network.nests import Data
 from . import style
 from .losses import Landscape, landscape
 from .style import BLUE, GREEN, ORANGE, graph_objects
@@ -22,7 +23,7 @@ Source = Laplace | Landscape
 STEEP = 20.0  # ratio of the largest to the least loss above which the colour scale is logarithmic
 
 
-def landscape_of(source: Source, data: Any, dimensions: int, settings: dict[str, Any]) -> Landscape:
+def landscape_of(source: Source, data: Data | None, dimensions: int, settings: dict[str, Any]) -> Landscape:
     """The landscape behind a figure with one or two directions."""
     compute = functools.partial(landscape, dimensions=dimensions)
     losses = style.numbers_of(source, Landscape, compute, data=data, **settings)
@@ -31,7 +32,7 @@ def landscape_of(source: Source, data: Any, dimensions: int, settings: dict[str,
     return losses
 
 
-def landscape_1d(source: Source, data: Any = None, **settings: Any) -> Figure:
+def landscape_1d(source: Source, data: Data | None = None, **settings: Any) -> Figure:
     """Draw the loss along a line through the trained weights, and `exp(-loss)` with the fitted Gaussian.
 
     Args:
@@ -164,7 +165,7 @@ def contour(losses: Landscape, view: LandscapeView, visible: bool) -> Any:
     )
 
 
-def landscape_2d(source: Source, data: Any = None, **settings: Any) -> Figure:
+def landscape_2d(source: Source, data: Data | None = None, **settings: Any) -> Figure:
     """Draw contours of the loss around the trained weights, in two directions.
 
     A menu offers the loss, the accuracy, their difference (both scaled 0 to 1), the linear model's loss, and its
@@ -252,7 +253,7 @@ def surface(losses: Landscape, values: Tensor, name: str, words: str, scene: str
     )
 
 
-def landscape_3d(source: Source, data: Any = None, **settings: Any) -> Figure:
+def landscape_3d(source: Source, data: Data | None = None, **settings: Any) -> Figure:
     """Draw `exp(-loss)`, likelihood times prior, as a surface beside the fitted Gaussian; readers can turn both.
 
     Args:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from ..network.batches import Batches
 from ..network.buffers import restore_buffers
 from ..network.calling import call, with_weights
 from ..network.isolation import entry_point
-from ..network.nests import count
+from ..network.nests import Data, count
 from ..posterior.network import network_of
 from ..predictions.families import family_of
 from ..runtime.progress import Progress
@@ -119,7 +118,7 @@ def spread(values: Tensor) -> Tensor:
 @entry_point
 def landscape(
     la: Laplace,
-    data: Any,
+    data: Data,
     *,
     directions: ways.DirectionName | Tensor = "eigen",
     dimensions: int = 2,

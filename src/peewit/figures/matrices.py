@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..laplace import Laplace
+from ..network.nests import Data
 from . import style
 from .curvature import (
     Approximations,
@@ -90,7 +91,7 @@ def square_axes(figure: Figure, rows: int = 1, columns: int = 1) -> None:
 
 def hessian_blocks(
     source: Laplace | CurvatureMatrices,
-    data: Any = None,
+    data: Data | None = None,
     *,
     most: int | None = None,
     memory: float | None = None,
@@ -283,7 +284,7 @@ def with_gaps(product: Tensor, rows: int, columns: int) -> tuple[Tensor, list[li
 
 def block_approximations(
     source: Laplace | Approximations,
-    data: Any = None,
+    data: Data | None = None,
     name: str | None = None,
     *,
     memory: float | None = None,

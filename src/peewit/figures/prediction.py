@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from ..messages.errors import PeewitError
 from ..messages.names import check_name
 from ..network.batches import Batches
 from ..network.isolation import entry_point
+from ..network.nests import Data
 from ..predictions.binary import Binary
 from ..predictions.families import family_of
 from ..predictions.labels import Labels
@@ -74,7 +75,7 @@ def check_grid(points: int, extend: float) -> None:
         raise PeewitError(f"extend={extend!r} was given; expected a share of the data's range, from 0 on.")
 
 
-def extent_of(data: Any, model: nn.Module, features: int, progress: bool) -> DataExtent:
+def extent_of(data: Data, model: nn.Module, features: int, progress: bool) -> DataExtent:
     """Pass over the data once; refuse inputs with another number of features."""
     points: list[tuple[Tensor, Tensor]] = []
     ends: list[Tensor] = []
@@ -103,7 +104,7 @@ def extent_of(data: Any, model: nn.Module, features: int, progress: bool) -> Dat
 @entry_point
 def band(
     la: Laplace,
-    data: Any,
+    data: Data,
     *,
     extend: float = 0.5,
     points: int = 201,
@@ -141,7 +142,7 @@ def band(
 
 def regression_band(
     source: Laplace | Band,
-    data: Any = None,
+    data: Data | None = None,
     *,
     extend: float | None = None,
     points: int | None = None,
@@ -222,7 +223,7 @@ class Map:
 @entry_point
 def decisions(
     la: Laplace,
-    data: Any,
+    data: Data,
     *,
     extend: float = 0.5,
     points: int = 61,
@@ -263,7 +264,7 @@ def decisions(
 
 def decision_map(
     source: Laplace | Map,
-    data: Any = None,
+    data: Data | None = None,
     *,
     extend: float | None = None,
     points: int | None = None,

@@ -79,8 +79,7 @@ def save(
         PeewitError: The path has another suffix or is a device, or `plotlyjs` is neither True nor "cdn".
         FileNotFoundError: The folder does not exist.
         IsADirectoryError: The path is a folder.
-        MissingPackageError: A picture needs kaleido, which is not installed.
-        RuntimeError: No Chromium was found to draw the picture.
+        MissingPackageError: A picture needs kaleido, or a Chromium, which is not installed.
 
     Example:
         >>> pw.figures.save(pw.figures.spectra(la), "spectra.html", plotlyjs="cdn").name
@@ -154,7 +153,7 @@ def picture(figure: Figure, width: int, height: int | None, scale: float) -> byt
     except RuntimeError as error:
         if type(error).__name__ != "ChromeNotFoundError":
             raise
-        raise RuntimeError(
+        raise MissingPackageError(
             "No Chromium was found to draw the picture with: install one (apt-get install chromium, or "
             "kaleido_get_chrome), name it in BROWSER_PATH, or save the figure as .html."
         ) from None

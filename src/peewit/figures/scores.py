@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import check_name
 from ..metrics import catalogue
+from ..metrics.catalogue import MetricName
 from ..metrics.results import VariationKind
 from . import style
 from .style import GREY, brief, graph_objects
@@ -151,7 +152,7 @@ def risk_coverage(*scores: MethodScores) -> Figure:
     return figure
 
 
-def shift_curves(report: Results, kind: VariationKind = "shifts", metric: str | None = None) -> Figure:
+def shift_curves(report: Results, kind: VariationKind = "shifts", metric: MetricName | None = None) -> Figure:
     """Draw a metric against the strength of each corruption or attack, one line per method.
 
     Args:
@@ -276,7 +277,7 @@ def pit(*scores: MethodScores) -> Figure:
     return figure
 
 
-def compare(report: Results, metric: str) -> Figure:
+def compare(report: Results, metric: MetricName) -> Figure:
     """Draw all methods of a report by one metric, with their intervals.
 
     Args:

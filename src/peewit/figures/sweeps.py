@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import check_name
 from ..metrics import catalogue
+from ..metrics.catalogue import MetricName
 from . import style
 from .style import ORANGE, brief, graph_objects
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-def sweep(source: Any, metric: str | None = None) -> Figure:
+def sweep(source: Any, metric: MetricName | None = None) -> Figure:
     """Draw the settings of a sweep over data weight and prior precision, coloured by a metric.
 
     A menu switches between metrics. A circle marks the best setting by the sweep's own metric.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from ..metrics.results import MethodScores
 
-SCORES = {
+ScoreName: TypeAlias = Literal["confidence", "entropy", "mutual_information", "epistemic_variance", "variance"]
+SCORES: dict[ScoreName, str] = {
     "confidence": "confidence",
     "entropy": "entropy (nats)",
     "mutual_information": "mutual information (nats)",
@@ -27,7 +28,7 @@ SCORES = {
 }
 
 
-def uncertainty_histogram(scores: MethodScores, score: str | None = None, bins: int = 30) -> Figure:
+def uncertainty_histogram(scores: MethodScores, score: ScoreName | None = None, bins: int = 30) -> Figure:
     """Draw histograms of a method's uncertainty on test inputs and unknown ones: the less they overlap, the better.
 
     Args:

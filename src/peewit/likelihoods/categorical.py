@@ -10,7 +10,7 @@ from torch.distributions import Categorical as CategoricalDistribution
 
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import spelled_class
-from ..messages.warnings import warn
+from ..messages.warnings import FitWarning, warn
 from ..runtime.random import Hashed
 from .comparison import ConstantComparison, Decisions, Energies, compare_labels
 from .contract import Likelihood
@@ -129,7 +129,8 @@ class Categorical(Likelihood):
                 warn(
                     f"classification: outputs {shape} and labels {tuple(y.shape)} fit with the classes on axis 1, "
                     f"where torch.nn.CrossEntropyLoss has them, and on axis {axis}, which is taken; say which with "
-                    "Categorical(axis=...)."
+                    "Categorical(axis=...).",
+                    FitWarning,
                 )
         if axis is None or axis not in fitting:
             raise PeewitError(

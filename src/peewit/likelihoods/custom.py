@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 
 from ..messages.errors import ArgumentTypeError, NotFiniteError, PeewitError
 from ..messages.names import spelled_class
-from ..messages.warnings import warn
+from ..messages.warnings import FitWarning, warn
 from ..runtime.random import Hashed
 from .contract import Likelihood, constant_like, score
 from .form import ALL, Form, usual_axis
@@ -133,7 +133,8 @@ class Custom(Likelihood):
         if bool((values.detach() < -NEGATIVE * values.detach().abs().max()).any()):
             warn(
                 "The energy of the custom likelihood is not convex in the outputs: negative eigenvalues of its Hessian "
-                f"(down to {float(values.detach().min()):.3g}) are set to zero."
+                f"(down to {float(values.detach().min()):.3g}) are set to zero.",
+                FitWarning,
             )
         root: Tensor = vectors * values.clamp(min=0).sqrt()[..., None, :]
         return root[..., probes]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..messages.warnings import warn
+from ..messages.warnings import FitWarning, warn
 from ..network.buffers import restore_buffers
 from ..network.calling import output_in, run
 from ..network.isolation import isolated
@@ -85,7 +85,8 @@ def like_own_loss(model: nn.Module, likelihood: Likelihood, first: Callable[[], 
             f"The network's own loss on its first examples is {loss.value:.4g}, and the mean energy under "
             f"{type(likelihood).__name__} is {energy:.4g}; expected the same. The posterior belongs to the energy: "
             "check that the likelihood and its options are those of the training, and that labels stand where it "
-            "expects them. pw.Custom takes any other loss."
+            "expects them. pw.Custom takes any other loss.",
+            FitWarning,
         )
     return chosen
 
@@ -173,5 +174,6 @@ def warn_of_copied_labels(likelihood: Likelihood, inputs: Inputs, labels: Labell
         warn(
             "The labels are the inputs themselves, and every output is scored by the token at its own position. If the "
             "network predicts the next token, as causal language models do, fit with pw.Categorical(shift=True); "
-            "shift=False says that the labels are meant so."
+            "shift=False says that the labels are meant so.",
+            FitWarning,
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..messages.warnings import warn
+from ..messages.warnings import FitWarning, warn
 from .contract import Likelihood
 
 # Steps of autograd's graph that only move numbers.
@@ -41,7 +41,8 @@ def warn_of_probabilities(likelihood: Likelihood, f: Tensor, node: Any) -> None:
     if seen:
         warn(
             f"{type(likelihood).__name__}: {seen}. These look like probabilities; logits are expected, of which the "
-            f"{function} is taken here. {advice}"
+            f"{function} is taken here. {advice}",
+            FitWarning,
         )
 
 

@@ -18,7 +18,21 @@ FOLDERS = (Path(__file__).parents[1], Path(torch.__file__).parent)
 PASSED_OVER = (*(f"{folder}{os.sep}" for folder in FOLDERS), contextlib.__file__)
 
 
-def warn(text: str, category: type[Warning] = UserWarning) -> None:
+class PeewitWarning(UserWarning):
+    """Something needs a look; the base class of all warnings of the library's own.
+
+    The message says what was seen and what to do. Warnings of other packages, such as scikit-learn's
+    `ConvergenceWarning`, keep their class.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", pw.PeewitWarning)
+        ...     again = pw.fit(model, (x, y), "classification")
+    """
+
+
+def warn(text: str, category: type[Warning] = PeewitWarning) -> None:
     """Warn at the line of the user's that led here, however deep inside the package this is."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PASSED_OVER):
@@ -26,7 +40,23 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(text, category, stacklevel=level)
 
 
-class RoundingWarning(UserWarning):
+class FitWarning(PeewitWarning):
+    """A fit may not be of what was meant: of the labels, the loss or the weights of the training.
+
+    For example, the network's own loss differs from the likelihood's, outputs look like probabilities where logits are
+    expected, or a weight beside the last layer is held fixed.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     twice = pw.fit(torch.nn.Sequential(model, torch.nn.Softmax(1)), (x, y), "classification")
+        >>> caught[0].category is pw.FitWarning
+        True
+    """
+
+
+class RoundingWarning(PeewitWarning):
     """Rounding is above the prior precision: variances and evidence are partly rounding.
 
     The warning names the weight and what to do: standardise the inputs, fit in float64, or use a larger prior
@@ -40,7 +70,7 @@ class RoundingWarning(UserWarning):
     """
 
 
-class TuningWarning(UserWarning):
+class TuningWarning(PeewitWarning):
     """The outcome of tuning, or of the search for the linear model's mode, needs a look.
 
     For example, the search did not converge, the noise ended at its limit, the data are not those of the fit, or

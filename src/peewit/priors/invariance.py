@@ -7,7 +7,6 @@ form one set. The sets are found by evaluating the network, not by reading its c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from ..network.batches import Batches
 from ..network.isolation import entry_point, isolated
 from ..network.modules import unwrap
-from ..network.nests import count, take
+from ..network.nests import Data, count, take
 from .rescaling import FAINTEST, TOLERANCE, Names, RescaledNetwork, batch_statistics, root_mean_square
 
 EXAMPLES = 64  # of the first batch
@@ -23,7 +22,7 @@ WHOLE = 0.1  # largest distance of a coefficient from one
 
 
 @entry_point
-def invariant_sets(model: nn.Module, data: Any) -> tuple[Names, ...]:
+def invariant_sets(model: nn.Module, data: Data) -> tuple[Names, ...]:
     """Disjoint sets of parameter names, in the network's order, found on the first batch of `data`.
 
     Normalisation layers use the statistics of the batch; the network is not changed. Of overlapping sets the first one

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import nearest, spelled, spelled_class
+from ..network.nests import Data
 from ..weights.groups import Groups
 from ..weights.space import Space
 from . import groupings
@@ -237,7 +238,7 @@ class Prior:
     @staticmethod
     @spelled
     def scale_invariant(
-        model: nn.Module, data: Any, *, merge: bool = False, precision: Number | list[float] = 1.0, mean: Number = 0.0
+        model: nn.Module, data: Data, *, merge: bool = False, precision: Number | list[float] = 1.0, mean: Number = 0.0
     ) -> Prior:
         """One precision per parameter tensor, with the sets of tensors whose common scale changes no output.
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .. import likelihoods
-from ..evaluation.call import unknown_sets
+from ..evaluation.call import UnknownInputs, unknown_sets
 from ..evaluation.gathering import inputs_of
 from ..evaluation.subject import Subject
 from ..laplace import Laplace
@@ -59,7 +59,7 @@ def recommend(
     likelihood: LikelihoodName | Likelihood,
     *,
     validation: Data | None = None,
-    ood: Any = None,
+    ood: UnknownInputs | None = None,
     seconds: float | None = None,
     generator: torch.Generator | None = None,
     memory: float | None = None,

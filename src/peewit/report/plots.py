@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import quantiles
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from .. import figures
 from ..figures.style import strength
-from ..metrics.catalogue import describe
+from ..figures.unknown import ScoreName
+from ..metrics.catalogue import MetricName, describe
 from ..metrics.results import Curve, Estimate, MethodScores, Results, Shift, Specimen, VariationKind
 from .markup import Markup, table
 from .pictures import gallery, groups_of, label_text
@@ -106,7 +107,7 @@ def bars(report: Results) -> Iterator[Plot]:
         variants.append(
             variant(
                 kind.name,
-                figures.compare(report, name),
+                figures.compare(report, cast("MetricName", name)),
                 table(kind.name, ("method", "value", "95 % interval"), rows),
                 f"{kind.name}: {kind.meaning}." if kind.meaning else "",
             )
@@ -209,7 +210,9 @@ def histograms(report: Results) -> Iterator[Plot]:
         for name in sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
             variants.append(
                 variant(
-                    f"{method.name}, {score(name)}", figures.uncertainty_histogram(method, name), spreads(method, name)
+                    f"{method.name}, {score(name)}",
+                    figures.uncertainty_histogram(method, cast("ScoreName", name)),
+                    spreads(method, name),
                 )
             )
     if variants and any(set(method.uncertainty) - {"test"} for method in report.methods):
@@ -311,7 +314,7 @@ def shift_plots(report: Results, kind: VariationKind, title: str, caption: str) 
             alone = only(report, kind, way, name)
             if alone.methods:
                 label, meaning = f"{describe(name).name}, {variation(way)}", describe(name).meaning
-                drawn = figures.shift_curves(alone, kind, name)
+                drawn = figures.shift_curves(alone, kind, cast("MetricName", name))
                 note = f"{describe(name).name}: {meaning}." if meaning else ""
                 variants.append(variant(label, drawn, strengths(alone, kind, way, name), note))
                 apart.append(contrast_of_shifts(alone, kind, way, name) if name == telling else -1.0)

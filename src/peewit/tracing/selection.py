@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..messages.arguments import check_generator
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import check_name, spelled, spelled_class
-from ..messages.warnings import warn
+from ..messages.warnings import FitWarning, warn
 from ..network.isolation import isolated
 from ..network.nests import Inputs
 from ..runtime.memory import Budget
@@ -129,7 +129,8 @@ def last_layer(model: nn.Module, inputs: Inputs, budget: Budget) -> tuple[str, .
         warn(
             f"weights='last_layer' takes {', '.join(weights)}; {', '.join(others)} also reaches the output, without "
             f"passing through that layer, and is held fixed. Name the weights that are meant, such as "
-            f"weights={[*weights, *others]}."
+            f"weights={[*weights, *others]}.",
+            FitWarning,
         )
     return weights
 
@@ -153,7 +154,8 @@ def select(
         warn(
             f"{', '.join(hooked)} has a hook that may change its gradient in training; the posterior is of the "
             "network's own derivatives, without it. Where the hook holds elements fixed, leave them out by a mask, "
-            f"weights={{{hooked[0]!r}: ...}}."
+            f"weights={{{hooked[0]!r}: ...}}.",
+            FitWarning,
         )
     return space
 

@@ -151,7 +151,7 @@ class Tracer:
             tape = self._finish(recording, output, inputs, examples)
             if tape is not None:
                 return tape
-        raise RuntimeError(
+        raise PeewitError(
             "The network applies its weights differently in every forward pass; expected it to be repeatable."
         )
 

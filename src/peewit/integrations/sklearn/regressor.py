@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ...fitting import fit
 from ...laplace import Laplace
 from ...likelihoods import Gaussian
-from ...messages.warnings import warn
+from ...messages.warnings import FitWarning, warn
 from ...predictions.regression import Regression
 from .base import LaplaceEstimator, Numbers, TrainedTable, Uncertainty, as_array
 from .splitting import LEAST_TUNING
@@ -87,7 +87,7 @@ class LaplaceRegressor(RegressorMixin, MultiOutputMixin, LaplaceEstimator):  # t
 
         Warns:
             ConvergenceWarning: The loss on the rows that stop the training was still falling in the last epochs.
-            UserWarning: The network predicts rows that were held out no better than the mean of the targets does.
+            FitWarning: The network predicts rows that were held out no better than the mean of the targets does.
             TuningWarning: The outcome of tuning needs a look.
 
         Example:
@@ -131,7 +131,8 @@ class LaplaceRegressor(RegressorMixin, MultiOutputMixin, LaplaceEstimator):  # t
             warn(
                 f"The network predicts the {held} rows that were held out no better than the mean of the targets does"
                 f"{f' (outputs {worse})' if len(noise) > 1 else ''}: the columns may not tell the targets, or training "
-                "did not work. Look at the table, and try other epochs, learning_rate or hidden."
+                "did not work. Look at the table, and try other epochs, learning_rate or hidden.",
+                FitWarning,
             )
         noise = noise.minimum(deviation).clamp(min=LEAST_NOISE).cpu()
         return Gaussian(noise if len(noise) > 1 else float(noise))
