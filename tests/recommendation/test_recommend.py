@@ -264,6 +264,13 @@ def test_only_so_many_examples_are_looked_at(monkeypatch: pytest.MonkeyPatch) ->
     assert any("On 30 training examples" in reason for reason in found.reasons)
 
 
+def test_the_only_posterior_is_not_called_the_best_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one recipe alone explains the training data."""
+    use(monkeypatch, PLAIN, next(each for each in recipes.RECIPES if each.name == "last layer, training"))
+    reason = pw.recommend(network(5.0), TRAIN, "classification").reasons[0]
+    assert "'last layer, training' was taken, the only one that was tried" in reason and "most" not in reason
+
+
 # Time
 
 

@@ -105,10 +105,10 @@ def by_training(task: RecipeTask, posteriors: Sequence[Attempt], scored: Sequenc
         why += ": few weights leave the noise at the residuals of an overfitted network"
     elif surest := surely_first(posteriors):
         best, why = surest, "which tells unknown inputs best, by AUROC"
-    reason = (
-        f"There is no validation data. Of the recipes {what}, {best.row.name!r} was taken, {why}. Give validation= to "
-        "choose by predictions."
-    )
+    chosen = f"Of the recipes {what}, {best.row.name!r} was taken, {why}"
+    if len(posteriors) == 1:
+        chosen = f"{best.row.name!r} was taken, the only one that was tried of the recipes {what}"
+    reason = f"There is no validation data. {chosen}. Give validation= to choose by predictions."
     return Choice(best=best, posterior=best, reasons=(reason, *about_training(task, best, scored)))
 
 
