@@ -66,7 +66,7 @@ def exact(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """Numbers with noise that does not depend on the outputs."""
     distribution = likelihood.distribution(belief.mean)
     assert distribution is not None and isinstance(belief, GaussianOutputs)
-    return Regression(belief, likelihood, link, belief, distribution.variance)
+    return Regression(belief, likelihood, link, source=belief, noise=distribution.variance)
 
 
 def delta(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
@@ -75,13 +75,13 @@ def delta(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     mean, cov, noise = links.delta_rule(likelihood.natural, belief.mean, belief.covariance, link)
     form = target_form(belief.form, mean.shape[-1])
     source = GaussianOutputs(form, belief.budget, centre=mean, blocks=cov, points=belief.points, seed=belief.seed)
-    return Regression(belief, likelihood, link, source, noise)
+    return Regression(belief, likelihood, link, source=source, noise=noise)
 
 
 def mixture(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """Numbers with a variance of their own, averaged; the density of one target is an integral along a line."""
     line = along_second if isinstance(belief, GaussianOutputs) and belief.mean.shape[-1] == 2 else None
-    return Mixture(belief, likelihood, link, False, _line=line)
+    return Mixture(belief, likelihood, link, elementwise=False, _line=line)
 
 
 def counts(belief: Belief, likelihood: Likelihood, link: LinkName, closed: bool = False) -> Prediction:
@@ -90,7 +90,7 @@ def counts(belief: Belief, likelihood: Likelihood, link: LinkName, closed: bool 
     if closed:
         rate, variance = links.lognormal(belief.mean, belief.variance)
         moments = Moments(rate, variance, rate)
-    return Mixture(belief, likelihood, link, True, moments, line, torch.float64)
+    return Mixture(belief, likelihood, link, elementwise=True, exact=moments, _line=line, _wide=torch.float64)
 
 
 def whole(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
@@ -102,13 +102,13 @@ def whole(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     if isinstance(belief, Samples):
         values = belief.form.restore(belief.values)
         together = replace(belief, form=form, values=values.reshape(*values.shape[:2], 1, -1))
-        return Mixture(together, likelihood, link, False)
+        return Mixture(together, likelihood, link, elementwise=False)
     if belief.form.positions > 1:
         raise PeewitError(
             f"{type(likelihood).__name__} takes all {belief.form.positions} positions of an example together, and "
             "their covariance is not kept; use method='sampled'."
         )
-    return Mixture(replace(belief, form=form), likelihood, link, False)
+    return Mixture(replace(belief, form=form), likelihood, link, elementwise=False)
 
 
 FAMILIES = {
