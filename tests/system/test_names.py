@@ -28,17 +28,28 @@ def trees(package: Path) -> dict[str, ast.Module]:
     return {str(path.relative_to(package)): ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))}
 
 
+def fields(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> int:
+    """How many fields a dataclass has, with those of its bases in the package."""
+    inherited = [classes[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in classes]
+    count = sum(isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each) for each in node.body)
+    return count + sum(fields(base, classes) for base in inherited if dataclass_of(base))
+
+
+def dataclass_of(node: ast.ClassDef) -> str:
+    """The decorator that makes a class a dataclass; nothing for other classes."""
+    decorators = [ast.unparse(each) for each in node.decorator_list]
+    return next((each for each in decorators if "dataclass" in each), "")
+
+
 def crowded(package: Path) -> set[str]:
-    """Dataclasses with many fields that are not `kw_only`."""
+    """Dataclasses with many fields, inherited ones included, that are not `kw_only`."""
+    nodes = [node for tree in trees(package).values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = {node.name: node for node in nodes}
     return {
         node.name
-        for tree in trees(package).values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-        for decorator in node.decorator_list
-        if "dataclass" in ast.unparse(decorator) and "kw_only=True" not in ast.unparse(decorator)
-        if sum(isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each) for each in node.body)
-        > MOST_FIELDS
+        for node in nodes
+        if (decorator := dataclass_of(node)) and "kw_only=True" not in decorator
+        if fields(node, classes) > MOST_FIELDS
     }
 
 
@@ -133,6 +144,11 @@ def test_every_name_is_used() -> None:
         (
             "@dataclass(kw_only=True)\nclass Five:\n    a: int\n    b: int\n    c: int\n    d: int\n    e: int",
             (0, 0, 1),
+        ),
+        (
+            "@dataclass\nclass Two:\n    a: int\n    b: int\n"
+            "@dataclass\nclass Five(Two):\n    c: int\n    d: int\n    e: int",
+            (1, 0, 1),
         ),
         ("class Other:\n    pass\nother = Other()", (0, 1, 0)),
         ("def alone():\n    pass", (0, 0, 1)),

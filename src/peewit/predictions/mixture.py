@@ -18,7 +18,7 @@ from .target_distribution import TargetDistribution, draw
 
 
 @steady
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Mixture(Numbers):
     """A prediction by the likelihood's own distribution of y, averaged over the outputs.
 

@@ -16,7 +16,7 @@ from .steady import steady
 
 
 @steady
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Regression(Numbers):
     """A prediction of Gaussian observations, in closed form.
 
