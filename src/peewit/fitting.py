@@ -164,7 +164,7 @@ def resolve(
         diagonal = fit(
             model, data, family, structure="diag", curvature=kind, prior=single, memory=memory, arithmetic=arithmetic
         )
-        return spread_variance(diagonal, model)
+        return variance_of_trainable(diagonal, model)
 
     space = select(model, weights, lambda: batches.first()[0], limit, variance)
     if space.mask is not None and not shape.masks:
@@ -251,7 +251,7 @@ def check_used(model: nn.Module, selected: Space, used: Space) -> None:
             return
 
 
-def spread_variance(diagonal: Laplace, model: nn.Module) -> Tensor:
+def variance_of_trainable(diagonal: Laplace, model: nn.Module) -> Tensor:
     """Variances over all trainable weights: unused ones are never chosen."""
     sizes = [shape.numel() for shape in diagonal.space.shapes]
     variances = dict(zip(diagonal.space.names, diagonal.precision.variance().split(sizes), strict=True))

@@ -18,7 +18,7 @@ pytest.importorskip("typer", reason="no typer")
 from commands import classifier, data, furnished, run
 from peewit.cli import settings
 from peewit.cli.output import Problem
-from peewit.cli.settings import KNOWN, assignment, gather
+from peewit.cli.settings import KNOWN, assignment, gather_settings
 from peewit.messages.names import nearest
 
 
@@ -106,7 +106,7 @@ def test_every_setting_is_on_the_page() -> None:
 
 def test_unknown_inputs_are_gathered_from_everywhere(place: str) -> None:
     Path("more.toml").write_text('[ood]\nnear = "near.npz"\n')
-    found = gather(Path("more.toml"), ["ood.far=far.npz"], {"ood": {"odd": "odd.npz"}, "title": None})
+    found = gather_settings(Path("more.toml"), ["ood.far=far.npz"], {"ood": {"odd": "odd.npz"}, "title": None})
     assert {name: Path(each).name for name, each in found["ood"].items()} == {
         "near": "near.npz",
         "far": "far.npz",

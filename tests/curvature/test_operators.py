@@ -28,7 +28,7 @@ from peewit.jacobians.explicit import Explicit
 from peewit.jacobians.factored import Matrix
 from peewit.jacobians.inputs import Acts
 from peewit.jacobians.layout import Layout
-from peewit.jacobians.output_layer import spread
+from peewit.jacobians.output_layer import covariance_of_spectra
 from peewit.jacobians.stacked import Stacked
 from peewit.weights.ranges import WeightRange
 
@@ -478,12 +478,15 @@ def test_spectra_of_outputs(kind: str) -> None:
     cov = blocks.quad(found)
     positions = cov.shape[1] // 3
     for t in range(positions):  # outputs have their positions last
-        close(spread([(basis, weights[:, t]) for basis, weights in spectra]), cov[:, t::positions, t::positions])
+        close(
+            covariance_of_spectra([(basis, weights[:, t]) for basis, weights in spectra]),
+            cov[:, t::positions, t::positions],
+        )
     assert blocks.spectra({}) is None
     only = {part: jacobian for part, jacobian in found.items() if part.name == "v"}
     fewer = blocks.spectra(only)
     assert fewer is not None and len(fewer) == 1
-    close(spread([(fewer[0][0], fewer[0][1][:, 0])]), blocks.quad(only)[:, ::positions, ::positions])
+    close(covariance_of_spectra([(fewer[0][0], fewer[0][1][:, 0])]), blocks.quad(only)[:, ::positions, ::positions])
 
 
 def test_no_spectra() -> None:

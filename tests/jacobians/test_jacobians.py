@@ -37,13 +37,13 @@ from peewit.jacobians.inputs import Acts
 from peewit.jacobians.layout import Layout, join, part_ways
 from peewit.jacobians.output_layer import (
     OutputLayerJacobian,
+    covariance_of_spectra,
     identity_probes,
     outermost_pieces,
     rooted_variance,
     row_places,
     row_roots,
-    spread,
-    spread_variance,
+    variance_of_spectra,
 )
 from peewit.jacobians.stacked import Stacked
 from peewit.kernels import available, operands
@@ -458,8 +458,8 @@ def test_spectra_add_up() -> None:
     expected = torch.einsum("or,btr,pr->btop", basis, weights, basis) + torch.diag_embed(other)
     spectra: Any = [(basis, weights), (None, other)]
     for order in (spectra, spectra[::-1]):
-        torch.testing.assert_close(spread(order), expected)
-        torch.testing.assert_close(spread_variance(order), expected.diagonal(dim1=-2, dim2=-1))
+        torch.testing.assert_close(covariance_of_spectra(order), expected)
+        torch.testing.assert_close(variance_of_spectra(order), expected.diagonal(dim1=-2, dim2=-1))
 
 
 def test_one_probe_for_each_output() -> None:

@@ -109,13 +109,13 @@ def rows(columns: dict[str, Tensor], classes: Sequence[str] | None) -> list[dict
         elif name == "probability" and categorical:
             cells["confidence"] = column.amax(-1).tolist()
         else:
-            cells |= spread(name, column, None)
+            cells |= table_columns(name, column, None)
     if categorical:  # last, since they may be many
-        cells |= spread("p", columns["probability"], classes)
+        cells |= table_columns("p", columns["probability"], classes)
     return [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
 
 
-def spread(name: str, tensor: Tensor, names: Sequence[str] | None) -> dict[str, list[Any]]:
+def table_columns(name: str, tensor: Tensor, names: Sequence[str] | None) -> dict[str, list[Any]]:
     """(N,) and (N, 1) are one column, (N, C) are C."""
     if tensor.dim() == 1 or tensor.shape[1] == 1:
         return {name: tensor.flatten().tolist()}

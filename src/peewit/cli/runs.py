@@ -16,7 +16,7 @@ from peewit_command import stop
 from . import options
 from .options import NETWORK_AND_DATA, SHARED, Option
 from .output import Voice, check_sources
-from .settings import gather
+from .settings import gather_settings
 
 ALWAYS = {
     "config": (options.Config, None),
@@ -52,7 +52,7 @@ def reads(*which: str | Option) -> Callable[[Callable[..., None]], Callable[...,
         def command(**arguments: Any) -> None:
             values = {name: arguments.pop(name) for name in others}
             chosen = {option.setting: option.convert(values[name]) for name, option in known.items()}
-            settings = gather(values["config"], values["assignments"] or [], chosen)
+            settings = gather_settings(values["config"], values["assignments"] or [], chosen)
             data = [settings[name] for name in ("train", "validation", "test") if name in known and name in settings]
             check_sources([*data, *(settings.get("ood", {}).values() if "ood" in known else ())])
             all_options = chosen | {"config": values["config"], "set": values["assignments"]}

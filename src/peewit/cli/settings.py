@@ -175,7 +175,7 @@ def assignment(text: str) -> dict[str, Any]:
     raise Problem(f"{where}: {key.strip()!r} is not a name of a setting.")
 
 
-def gather(config: Path | None, assignments: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+def gather_settings(config: Path | None, assignments: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a run by dotted name, without those that nobody gave."""
     settings = {} if config is None else read(config)
     added = [item for text in assignments for item in assignment(text).items()]

@@ -169,10 +169,10 @@ def stands_out(first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
     """Whether a row of numbers could be names: they are distinct, and written differently from all other rows."""
     if len(set(first)) < len(first):  # names are distinct
         return False
-    return any(alike(first) and not any(map(alike, below)) for alike in (whole, rising))
+    return any(alike(first) and not any(map(alike, below)) for alike in (are_whole_numbers, rising))
 
 
-def whole(row: Sequence[str]) -> bool:
+def are_whole_numbers(row: Sequence[str]) -> bool:
     """Whether all cells are whole numbers, such as years."""
     return all(WHOLE.fullmatch(cell) for cell in row)
 

@@ -108,7 +108,7 @@ class OutputLayerJacobian:
         if self.order.shape[:2] != (1, 1):
             return self.matrix().quad(weight, left, right)
         basis, inner = self.inner(weight, left, right)
-        return spread([(basis if basis is None else basis[0], inner[:, 0, 0])])
+        return covariance_of_spectra([(basis if basis is None else basis[0], inner[:, 0, 0])])
 
     def apply(self, vectors: Tensor) -> Tensor:
         """(S, P) in the tensor's own order -> (S, F, B): `J v`."""
@@ -152,7 +152,7 @@ Piece = Matrix | Explicit | OutputLayerJacobian
 OutputSpectrum = tuple[Tensor | None, Tensor]  # a basis (O, R), the identity where there is none, and weights (..., R)
 
 
-def spread(spectra: list[OutputSpectrum]) -> Tensor:
+def covariance_of_spectra(spectra: list[OutputSpectrum]) -> Tensor:
     """(..., O, O): the sum of `basis diag(weights) basis^T`."""
     total: Tensor | None = None
     for basis, weights in spectra:
@@ -162,7 +162,7 @@ def spread(spectra: list[OutputSpectrum]) -> Tensor:
     return total
 
 
-def spread_variance(spectra: list[OutputSpectrum]) -> Tensor:
+def variance_of_spectra(spectra: list[OutputSpectrum]) -> Tensor:
     """(..., O): its diagonal."""
     total: Tensor | None = None
     for basis, weights in spectra:

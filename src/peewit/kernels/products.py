@@ -18,7 +18,7 @@ def in_parts(x: Tensor, operations: float) -> bool:
     return operations >= WORTH_PARTS and available.usable(x)
 
 
-def whole(x: Tensor) -> Operand:
+def split_matrix(x: Tensor) -> Operand:
     """A tensor in two parts with one scale for all of it."""
     operand = operands.split(x.unsqueeze(0), 0, True, torch.float16)
     return Operand(operand.high[0], operand.low[0], operand.scale, True)
@@ -33,7 +33,7 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """(..., n) @ (n, m), as exact as in float32 and on the tensor cores."""
-    first, second = split_rows(x.reshape(-1, x.shape[-1]).float()), whole(weight)
+    first, second = split_rows(x.reshape(-1, x.shape[-1]).float()), split_matrix(weight)
     result = multiply(first.high, second.high)
     if result.is_cuda:
         result = torch.addmm(result, first.low, second.high, out_dtype=torch.float32, out=result)
@@ -80,7 +80,7 @@ def outer(rows: Tensor) -> Tensor:
     number, width = rows.shape
     total = torch.zeros(width, width, device=rows.device)
     cross = torch.zeros_like(total)
-    operand = whole(rows)
+    operand = split_matrix(rows)
     even = number - number % LONGEST
     if even:
         high, low = (each[:even].reshape(-1, LONGEST, width) for each in (operand.high, operand.low))

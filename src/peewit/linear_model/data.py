@@ -39,7 +39,7 @@ def room(memory: float | None, device: torch.device) -> int:
         return int(SHARE * UNKNOWN)
 
 
-def gather(data: Any, model: nn.Module, memory: float | None) -> Examples:
+def keep_order(data: Any, model: nn.Module, memory: float | None) -> Examples:
     """Tensors and lists as they are; what may come in another order next time is copied, where it fits."""
     batches = Batches(data, model)
     if batches.stored:

@@ -17,7 +17,7 @@ from ..messages.warnings import TuningWarning, warn
 from ..posterior.linear_mode import LinearMode
 from ..posterior.network import network_of
 from ..runtime.progress import Progress
-from .data import gather, room
+from .data import keep_order, room
 from .objective import Target
 from .passes import Passes
 from .solver import PATIENCE, Solver
@@ -48,7 +48,7 @@ def open_solver(
     """A solver on the data, which starts where the posterior's last linear mode was, if it has one."""
     network = network_of(la, memory)
     device = la.weights.device
-    examples = gather(data, la.model, memory)
+    examples = keep_order(data, la.model, memory)
     bar = Progress(progress)
     passes = Passes(network, la.likelihood, examples.batches, la.totals.form, bar)
     e = torch.zeros_like(la.weights) if la.linear_mode is None else la.linear_mode.displacement.to(la.weights).clone()

@@ -88,12 +88,12 @@ class Directions:
             if operator.dual is None:
                 start = block.slices[0].start
                 return (values / target.delta(slice(start, start + 1))).flatten()
-            prior = operator.layout.to_matrix(gather(block, target.delta))
+            prior = operator.layout.to_matrix(elements_of(block, target.delta))
             prior = prior if operator.left is None else operator.left.square().mT @ prior
             prior = prior if operator.right is None else prior @ operator.right.square()
             return (values / prior).flatten()
         if isinstance(operator, DenseOperator) and len(operator.matrix) <= LARGEST:
-            matrix, delta = operator.matrix.detach(), gather(block, target.delta)
+            matrix, delta = operator.matrix.detach(), elements_of(block, target.delta)
             if number not in self.eigen:
                 _, vectors = torch.linalg.eigh(matrix.double() - delta.double().diag())
                 self.eigen[number] = vectors[:, -MOST:].to(delta)
@@ -136,7 +136,7 @@ class Directions:
         products = []
         with use_precision("ieee"):
             for number, known in self.known.items():
-                products.append(known.columns.coordinates(gather(target.blocks.blocks[number], v)).double())
+                products.append(known.columns.coordinates(elements_of(target.blocks.blocks[number], v)).double())
         return torch.cat(products).cpu() if products else torch.zeros(0, dtype=torch.float64, device="cpu")
 
     def gram(self, target: Target) -> Tensor:
@@ -144,7 +144,7 @@ class Directions:
         grams = []
         with use_precision("ieee"):
             for number, known in self.known.items():
-                delta = gather(target.blocks.blocks[number], target.delta)
+                delta = elements_of(target.blocks.blocks[number], target.delta)
                 if bool((delta == delta[0]).all()):
                     grams.append(known.columns.gram().double() * delta[0])
                     continue
@@ -176,6 +176,6 @@ class Directions:
                 known.outputs = [each[index] for each in known.outputs]
 
 
-def gather(block: OperatorBlock, v: Callable[[slice], Tensor]) -> Tensor:
+def elements_of(block: OperatorBlock, v: Callable[[slice], Tensor]) -> Tensor:
     """(P,): a block's own of a vector (D,) that is made as it is needed."""
     return block.join([v(chosen) for chosen in block.slices])

@@ -17,9 +17,9 @@ from ..jacobians.output_layer import (
     OutputLayerJacobian,
     OutputSpectrum,
     Piece,
+    covariance_of_spectra,
     identity_probes,
-    spread,
-    spread_variance,
+    variance_of_spectra,
 )
 from ..likelihoods import Form
 from ..messages.errors import PeewitError
@@ -103,8 +103,8 @@ def _covariance(precision: Blocks, tape: Tape, form: Form, variance_only: bool) 
     spectra = aligned_spectra(precision, jacobians, form) if tape.closed else None
     if spectra is not None:
         if not variance_only:
-            return spread(spectra)
-        return form.restore(spread_variance(spectra)).reshape(tape.examples, -1)
+            return covariance_of_spectra(spectra)
+        return form.restore(variance_of_spectra(spectra)).reshape(tape.examples, -1)
     # Variances have a closed form whatever the structure; so have covariances of outputs without positions.
     require_exact(math.prod(form.shape), variance_only or all(map(without_positions, jacobians.values())))
     return precision.quad(jacobians, variance_only or (form.positions > 1 and form.outputs == 1))

@@ -93,7 +93,7 @@ def counts(belief: Belief, likelihood: Likelihood, link: LinkName, closed: bool 
     return Mixture(belief, likelihood, link, elementwise=True, exact=moments, _line=line, _wide=torch.float64)
 
 
-def whole(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
+def all_positions(belief: Belief, likelihood: Likelihood, link: LinkName) -> Prediction:
     """Of a likelihood that takes all outputs of an example together."""
     first = belief.form.restore(belief.mean[:1])
     if likelihood.distribution(first.reshape(1, 1, -1)) is None:
@@ -133,5 +133,5 @@ FAMILIES = {
     "gaussian": Family({"exact": Link(exact), "mc": Link(partial(Mixture, elementwise=False))}, mean=lambda f: f),
     "heteroscedastic": Family({"mc": Link(mixture), "natural": Link(delta, False), "mean": Link(delta, False)}),
     "poisson": Family({"exact": Link(partial(counts, closed=True)), "mc": Link(counts)}),
-    "other": Family({"mc": Link(whole)}),
+    "other": Family({"mc": Link(all_positions)}),
 }

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..jacobians.output_layer import spread
+from ..jacobians.output_layer import covariance_of_spectra
 from ..likelihoods import Form
 from ..messages.arguments import check_generator
 from ..messages.errors import PeewitError
@@ -116,7 +116,9 @@ class GaussianOutputs(Belief):
         """(N, T, C, C)."""
         if self.deviation is not None:
             variances = self.deviation.square()
-            return torch.diag_embed(variances) if self.basis is None else spread([(self.basis, variances)])
+            return (
+                torch.diag_embed(variances) if self.basis is None else covariance_of_spectra([(self.basis, variances)])
+            )
         return self.root @ self.root.mT if self.blocks is None else self.blocks
 
     @property

@@ -10,7 +10,7 @@ from ..metrics.catalogue import merit
 from ..metrics.results import Curve, Estimate, MethodScores, Reliability, Results, Shift
 from . import advice
 from .advice import Advice
-from .words import apart, differ, examples, has_interval, main_score, number, plain, score, variation, whole
+from .words import apart, differ, examples, has_interval, in_percent, main_score, number, plain, score, variation
 
 GOOD, FAIR, POOR, OPEN = "good", "fair", "poor", "open"
 VAGUE = 0.05  # calibration error by chance, above which a test says nothing about calibration
@@ -59,8 +59,8 @@ def beside_constant(answer: Answer, base: MethodScores, report: Results) -> Answ
     if accuracy is not None and constant is not None:
         worse = accuracy.value <= constant.value
         text = (
-            f"It is right in {whole(accuracy.value)}; always naming the most frequent class would be in "
-            f"{whole(constant.value)}."
+            f"It is right in {in_percent(accuracy.value)}; always naming the most frequent class would be in "
+            f"{in_percent(constant.value)}."
         )
     elif (explained := base.metrics.get("r2")) is not None and math.isfinite(explained.value):
         worse = explained.value <= 0
@@ -133,7 +133,7 @@ def example(bins: Reliability) -> tuple[str, ...]:
     if not rows:
         return ()
     sure, right, count = max(rows, key=lambda row: abs(row[0] - row[1]) * row[2])
-    return (f"Of {count:,} predictions with a mean confidence of {whole(sure)}, {whole(right)} were right.",)
+    return (f"Of {count:,} predictions with a mean confidence of {in_percent(sure)}, {in_percent(right)} were right.",)
 
 
 def judge_numbers(scores: MethodScores, count: int | None) -> Answer:
@@ -142,10 +142,14 @@ def judge_numbers(scores: MethodScores, count: int | None) -> Answer:
     coverage = scores.metrics.get("coverage90")
     if coverage is None or not math.isfinite(coverage.value):
         return answer_of(question, "Not measured", OPEN, ("This report has no coverage of intervals.",))
-    text = f"Its 90 % intervals held {whole(coverage.value)} of the test targets"
+    text = f"Its 90 % intervals held {in_percent(coverage.value)} of the test targets"
     if not has_interval(coverage) and (count or 0) < FEW:
         return answer_of(question, "This test is too small to tell", OPEN, (f"{text}, without an interval for it.",))
-    text += f" (95 % interval: {whole(coverage.low)} to {whole(coverage.high)})." if has_interval(coverage) else "."
+    text += (
+        f" (95 % interval: {in_percent(coverage.low)} to {in_percent(coverage.high)})."
+        if has_interval(coverage)
+        else "."
+    )
     if coverage.low <= 0.9 <= coverage.high and coverage.high - coverage.low > 4 * VAGUE:
         return answer_of(
             question, "This test is too small to tell", OPEN, (text, "90 % lies inside that wide interval.")
@@ -328,9 +332,9 @@ def describe_worst_shift(first: MethodScores, kind: str) -> list[str]:
     which = {"attacks": "attack", "shifts": "corruption"}[kind]
     which = f"the {which} that misleads it most" if len(known) > 1 else f"the {which} tried"
     return [
-        f"Under {which} ({variation(name)}, at its strongest) accuracy goes from {whole(right[0].value)} to "
-        f"{whole(right[-1].value)}, and its confidence from {whole(sure[0].value)} to {whole(sure[-1].value)}: "
-        f"{outcome(right, sure)}."
+        f"Under {which} ({variation(name)}, at its strongest) accuracy goes from {in_percent(right[0].value)} to "
+        f"{in_percent(right[-1].value)}, and its confidence from {in_percent(sure[0].value)} to "
+        f"{in_percent(sure[-1].value)}: {outcome(right, sure)}."
     ]
 
 
@@ -366,7 +370,7 @@ def describe_handing_over(report: Results) -> tuple[str, ...]:
         return ()
     if not (math.isfinite(risk_of_all) and math.isfinite(risk_of_kept)):
         return ()
-    before, after = whole(risk_of_all), whole(risk_of_kept)
+    before, after = in_percent(risk_of_all), in_percent(risk_of_kept)
     change = (
         f"stay at {before}"
         if before == after

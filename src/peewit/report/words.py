@@ -65,7 +65,7 @@ def interval(value: Estimate, percent: bool = False) -> str:
     return f"{low.removesuffix(PERCENT)}{'–' if value.low >= 0 else ' to '}{high}"
 
 
-def whole(value: float) -> str:
+def in_percent(value: float) -> str:
     """A whole percentage, with one digit after the point near 0 and 100."""
     return f"{100 * value:.{1 if 0 < value < 0.02 or 0.98 < value < 1 else 0}f}{PERCENT}"
 

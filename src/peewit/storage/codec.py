@@ -72,7 +72,7 @@ def words(key: Any) -> str:
     return " ".join(words(each) for each in key) if isinstance(key, tuple) else str(key)
 
 
-def whole(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
     """Whether a value is an integer that torch can hold."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
 
@@ -81,8 +81,8 @@ def whole(value: Any) -> bool:
 PLAIN: dict[Any, Callable[[Any], bool]] = {
     None: lambda value: value is None,
     type(None): lambda value: value is None,
-    float: lambda value: isinstance(value, float) or whole(value),
-    int: whole,
+    float: lambda value: isinstance(value, float) or is_integer(value),
+    int: is_integer,
     bool: lambda value: isinstance(value, bool),
     str: lambda value: isinstance(value, str),
 }

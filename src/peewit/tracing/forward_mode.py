@@ -25,7 +25,7 @@ from ..network.workarounds import ConstantPadding
 from ..runtime.memory import Budget
 from ..weights.ranges import WeightRange
 from ..weights.space import Space
-from ..weights.vectors import Weights, spread, unflatten
+from ..weights.vectors import Weights, fill_mask, unflatten
 from .knowledge import Learner
 from .tracer import Tracer
 
@@ -38,7 +38,7 @@ FAINT = 1e-3  # of the largest gradient: smaller ones may be rounding
 
 def apply(jacobians: Mapping[WeightRange, Piece], space: Space, vectors: Tensor) -> Tensor:
     """`J v` for (S, D) -> (S, K, B), summed over the weights."""
-    vectors = spread(vectors, space)
+    vectors = fill_mask(vectors, space)
     pieces = [
         jacobian.apply(vectors[:, space.slice_of(part)])
         for part, jacobian in jacobians.items()

@@ -14,14 +14,14 @@ Weights = dict[str, Tensor]
 
 def unflatten(vectors: Tensor, space: Space) -> Weights:
     """(..., D) -> one tensor (..., *shape) per weight; weights outside a mask get zero."""
-    vectors = spread(vectors, space)
+    vectors = fill_mask(vectors, space)
     return {
         name: vectors[..., elements].reshape((*vectors.shape[:-1], *shape))
         for (name, elements), shape in zip(space.slices().items(), space.shapes, strict=True)
     }
 
 
-def spread(vectors: Tensor, space: Space) -> Tensor:
+def fill_mask(vectors: Tensor, space: Space) -> Tensor:
     """(..., D) -> (..., total): zero outside of a mask."""
     if space.mask is None:
         return vectors

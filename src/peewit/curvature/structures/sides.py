@@ -58,7 +58,7 @@ def sides(by_orientation: dict[bool, KronFactors]) -> tuple[Tensor, Tensor]:
 def blend(parts: list[Tensor], weights: list[Tensor]) -> Tensor:
     """A weighted sum of two sides: diagonal where both are, for then they may be too long to be spread."""
     if any(side.dim() == 3 for side in parts):
-        parts = [spread(side) for side in parts]
+        parts = [as_matrices(side) for side in parts]
     first, second = (
         side * weight.reshape(-1, *[1] * (side.dim() - 1)) for side, weight in zip(parts, weights, strict=True)
     )
@@ -70,6 +70,6 @@ def trace(side: Tensor) -> Tensor:
     return side.sum(-1) if side.dim() == 2 else side.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-def spread(side: Tensor) -> Tensor:
+def as_matrices(side: Tensor) -> Tensor:
     """(G, n, n), from a diagonal where it is one."""
     return torch.diag_embed(side) if side.dim() == 2 else side
