@@ -48,6 +48,8 @@ class Diagnosis:
         gradients: The gradient of the regularised loss over the noise of the data's (groups,); NaN for one example.
         decrements: How far the loss is above its minimum, in nats, by one step of Newton's method (groups,).
         ratios: Precision that the evidence would choose at the mode, over that at the trained weights (groups,).
+        complaints: The findings that are not fine.
+        healthy: Whether all findings are fine.
 
     Example:
         >>> diagnosis = la.diagnose((x, y))

@@ -47,22 +47,74 @@ class Report(Results):
     """
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """As JSON text, also into a file; what is not finite is written as 'NaN', 'Infinity' or '-Infinity'."""
+        """Write the report as JSON text; what is not finite is written as 'NaN', 'Infinity' or '-Infinity'.
+
+        Args:
+            path: A file for the text. None for the text alone.
+
+        Returns:
+            The text.
+
+        Example:
+            >>> pw.Report.from_json(report.to_json()).title == report.title
+            True
+        """
         return json.write(json.to_text(self, FORMAT), path)
 
     def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
-        """As tables in Markdown, also into a file."""
+        """Write the report as tables in Markdown.
+
+        Args:
+            path: A file for the text. None for the text alone.
+
+        Returns:
+            The text.
+
+        Example:
+            >>> report.to_markdown().startswith(f"# {report.title}")
+            True
+        """
         from ..evaluation.markdown import page  # which needs this file
 
         return json.write(page(self), path)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """As one page that needs no network: its place."""
+        """Write the report as one page with interactive figures, which needs no internet. It needs plotly.
+
+        Args:
+            path: The file, which ends in .html.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            MissingPackageError: plotly is not installed.
+
+        Example:
+            >>> report.to_html("report.html").name
+            'report.html'
+        """
         return write(self, path)
 
     @classmethod
     def from_json(cls, path_or_text: str | os.PathLike[str]) -> Report:
-        """The report that `to_json` wrote."""
+        """Read the report that `to_json` wrote.
+
+        Args:
+            path_or_text: The file, or the text itself.
+
+        Returns:
+            The report.
+
+        Raises:
+            PeewitError: The text is not a report, or of another format.
+            FileNotFoundError: There is no such file.
+
+        Example:
+            >>> text = report.to_json("report.json")
+            >>> pw.Report.from_json("report.json").task
+            'classification'
+        """
         return json.from_text(cls, json.read(path_or_text), FORMAT)
 
     def __repr__(self) -> str:

@@ -84,12 +84,40 @@ class Sweep:
         return max(finite or self.points, key=lambda point: merit(self.metric, point.metrics[self.metric]))
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """As JSON text, also into a file."""
+        """Write the sweep as JSON text.
+
+        Args:
+            path: A file for the text. None for the text alone.
+
+        Returns:
+            The text.
+
+        Example:
+            >>> tried = pw.sweep(la, (x, y), trials=4)
+            >>> pw.Sweep.from_json(tried.to_json()) == tried
+            True
+        """
         return json.write(json.to_text(self, FORMAT), path)
 
     @classmethod
     def from_json(cls, path_or_text: str | os.PathLike[str]) -> Sweep:
-        """The sweep that `to_json` wrote."""
+        """Read the sweep that `to_json` wrote.
+
+        Args:
+            path_or_text: The file, or the text itself.
+
+        Returns:
+            The sweep.
+
+        Raises:
+            PeewitError: The text is not a sweep, or of another format.
+            FileNotFoundError: There is no such file.
+
+        Example:
+            >>> text = pw.sweep(la, (x, y), trials=4).to_json("sweep.json")
+            >>> len(pw.Sweep.from_json("sweep.json").points)
+            4
+        """
         return json.from_text(cls, json.read(path_or_text), FORMAT)
 
     def __repr__(self) -> str:

@@ -188,6 +188,11 @@ class Evidence:
         space: The uncertain weights.
         where: In words, the weights at which the evidence was taken: the trained ones, or the mode of the linear model,
             and whether that mode belongs to another prior, noise or temperature.
+        total: The log evidence.
+        complexity: `-1/2 (distance + log_volume)`: the price of the weights in the evidence.
+        gamma: Effective dimensions of all groups together.
+        groups: Names of the prior's groups.
+        is_marginal_likelihood: Whether the evidence can compare models; `note` gives the reason where it cannot.
 
     Example:
         >>> evidence = la.evidence()

@@ -42,6 +42,7 @@ class LinearMode:
         products: Products taken in all: pairs of one with J and one with J^T, over all data.
         converged: Whether the minimum was reached within the tolerance.
         stopped: In words, why the search stopped.
+        decrement: The last of `decrements`.
 
     Example:
         >>> mode = la.at_linear_mode((x, y)).linear_mode

@@ -50,6 +50,7 @@ class Trace:
         products: Products over all data taken so far (steps,); empty unless its mode was sought.
         raised: Factor by which the best prior precision was then raised so that predictions explain the training data;
             1 unless `method` is "training".
+        best: Number of the best step.
 
     Example:
         >>> trace = la.tune().trace

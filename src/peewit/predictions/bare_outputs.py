@@ -19,7 +19,7 @@ class Outputs(Prediction):
     """Outputs of a likelihood that does not say how y is distributed: their mean and variance, and no more.
 
     `la.predict(x)` returns it for `pw.Custom` without `predictive`. `log_prob`, `interval` and `sample` raise a
-    ValueError.
+    `PeewitError`.
 
     Attributes:
         belief: Distribution of the network's outputs, from which all else is computed.
@@ -56,15 +56,73 @@ class Outputs(Prediction):
         )
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Raise a PeewitError: the distribution of y is unknown; use `mean`, `epistemic` and `covariance`."""
+        """Raise a PeewitError: the distribution of y is unknown; use `mean`, `epistemic` and `covariance`.
+
+        Args:
+            y: Targets.
+
+        Returns:
+            Nothing.
+
+        Raises:
+            PeewitError: Always.
+
+        Example:
+            >>> squared = pw.Custom(lambda f, y: (f - y).square().sum(-1) / 2)
+            >>> pred = pw.fit(line_model, (t, z), squared).predict(t)
+            >>> try:
+            ...     pred.log_prob(z)
+            ... except pw.PeewitError as error:
+            ...     print(str(error).partition(",")[0])
+            log_prob needs the distribution of y given the outputs
+        """
         self._refuse("log_prob")
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Raise a PeewitError: the distribution of y is unknown; use `mean`, `epistemic` and `covariance`."""
+        """Raise a PeewitError: the distribution of y is unknown; use `mean`, `epistemic` and `covariance`.
+
+        Args:
+            level: A probability strictly between 0 and 1.
+
+        Returns:
+            Nothing.
+
+        Raises:
+            PeewitError: Always.
+
+        Example:
+            >>> squared = pw.Custom(lambda f, y: (f - y).square().sum(-1) / 2)
+            >>> pred = pw.fit(line_model, (t, z), squared).predict(t)
+            >>> try:
+            ...     pred.interval()
+            ... except pw.PeewitError as error:
+            ...     print(str(error).partition(",")[0])
+            interval needs the distribution of y given the outputs
+        """
         self._refuse("interval")
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Raise a PeewitError: the distribution of y is unknown; use `mean`, `epistemic` and `covariance`."""
+        """Raise a PeewitError: the distribution of y is unknown; use `mean`, `epistemic` and `covariance`.
+
+        Args:
+            samples: Number of draws.
+            generator: Source of random numbers.
+
+        Returns:
+            Nothing.
+
+        Raises:
+            PeewitError: Always.
+
+        Example:
+            >>> squared = pw.Custom(lambda f, y: (f - y).square().sum(-1) / 2)
+            >>> pred = pw.fit(line_model, (t, z), squared).predict(t)
+            >>> try:
+            ...     pred.sample(3)
+            ... except pw.PeewitError as error:
+            ...     print(str(error).partition(",")[0])
+            sample needs the distribution of y given the outputs
+        """
         self._refuse("sample")
 
     def _columns(self, level: float) -> dict[str, Tensor]:

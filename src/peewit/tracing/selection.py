@@ -60,19 +60,58 @@ class Subnetwork:
     @staticmethod
     @spelled
     def largest_variance(size: int) -> Subnetwork:
-        """Choose the `size` weights with the largest posterior variance under a diagonal fit."""
+        """Choose the weights with the largest posterior variance under a diagonal fit.
+
+        Args:
+            size: Number of weights.
+
+        Returns:
+            The choice, for `weights=` of `pw.fit`.
+
+        Example:
+            >>> chosen = pw.Subnetwork.largest_variance(10)
+            >>> pw.fit(model, (x, y), "classification", weights=chosen, structure="diag").D
+            10
+        """
         return Subnetwork("variance", size)
 
     @staticmethod
     @spelled
     def largest_magnitude(size: int) -> Subnetwork:
-        """Choose the `size` weights with the largest absolute value."""
+        """Choose the weights with the largest absolute value.
+
+        Args:
+            size: Number of weights.
+
+        Returns:
+            The choice, for `weights=` of `pw.fit`.
+
+        Example:
+            >>> pw.Subnetwork.largest_magnitude(10).by
+            'magnitude'
+        """
         return Subnetwork("magnitude", size)
 
     @staticmethod
     @spelled
     def random(size: int, generator: torch.Generator | None = None) -> Subnetwork:
-        """Choose `size` weights uniformly at random; with a fixed seed unless a generator is given."""
+        """Choose weights uniformly at random.
+
+        Args:
+            size: Number of weights.
+            generator: Source of random numbers. None for a fixed seed.
+
+        Returns:
+            The choice, for `weights=` of `pw.fit`.
+
+        Raises:
+            ArgumentTypeError: `generator` is not a torch.Generator.
+
+        Example:
+            >>> chosen = pw.Subnetwork.random(10, generator=torch.Generator().manual_seed(1))
+            >>> pw.fit(model, (x, y), "classification", weights=chosen, structure="full").D
+            10
+        """
         return Subnetwork("random", size, generator)
 
     def scores(self, model: nn.Module, space: Space, variance: Callable[[], Tensor]) -> Tensor:
