@@ -11,6 +11,7 @@ from .contract import Likelihood
 
 # Steps of autograd's graph that only move numbers.
 MOVES = (
+    "Slice",
     "View",
     "Squeeze",
     "Unsqueeze",
