@@ -26,10 +26,10 @@ from tables import moved
 CPU = torch.device("cpu")
 
 
-def pieces_of(data: Any, size: int, outputs: int = 3) -> Pieces:
+def pieces_of(data: Any, size: int, *outputs: int) -> Pieces:
     """Of a network whose examples take 1,000 bytes each, for a budget of so many examples."""
     network: Any = SimpleNamespace(
-        cost=lambda inputs: 1_000, knowledge=SimpleNamespace(shape=lambda inputs: (outputs,))
+        cost=lambda inputs: 1_000, knowledge=SimpleNamespace(shape=lambda inputs: outputs or (3,))
     )
     budget = Budget(7_000 * size)
     return Pieces(data=Batches(data, CPU), likelihood=pw.Categorical(), network=network, budget=budget, form=None)
@@ -50,6 +50,16 @@ def test_small_batches_are_put_together_and_large_ones_cut() -> None:
     found = list(pieces_of(batches, 8).pass_over("a test"))
     assert torch.equal(torch.cat([piece.inputs for piece in found]), x)
     assert torch.equal(torch.cat([piece.labels.y for piece in found])[:, 0], y)
+
+
+def test_a_pass_leaves_no_trace_in_the_pieces() -> None:
+    """Where the classes are is asked in every pass anew, unless it is told what an earlier one found."""
+    pieces = pieces_of((normal(4, 2), classes(3, 4, 3)), 4, 3, 3)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="fit with the classes on axis 1"):
+            (found,) = pieces.pass_over("a test")
+    (again,) = pieces.pass_over("a test", form=found.labels.form)
+    assert pieces.form is None and again.labels.form == found.labels.form
 
 
 def test_which_labels_are_ignored_and_which_are_wrong() -> None:
