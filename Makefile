@@ -179,7 +179,7 @@ $(STAMPS)/package: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(STAMPS)/tools: $(STAMPS)/package
 	@echo "installing the tools for tests, types and style"
-	@$(INSTALL) -e '.[test,docs,dev,bench,figures,evaluate,images]'
+	@$(INSTALL) -e '.[test,docs,dev,bench,figures,evaluate,images,export,serve]'
 	@echo "installing the libraries to compare with"
 	@$(INSTALL) --no-deps $(ORACLES)
 	@touch $@

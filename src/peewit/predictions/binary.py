@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..messages.arguments import check_samples
-from .label_rules import entropy
+from .label_rules import pair_entropies_of_draws
 from .labels import Labels
 from .outputs import Belief
 from .prediction import SHOWN, check_level, format_values, jointly, uniforms
@@ -59,10 +59,7 @@ class Binary(Labels):
         """(2, N, T, C): total and expected entropy."""
 
         def entropies(f: Tensor, weight: Tensor, _: slice) -> Tensor:
-            log_p = torch.nn.functional.logsigmoid(torch.stack([-f, f], -1))
-            p = log_p.exp()
-            expected = (weight.exp() * -(p * log_p).sum(-1)).sum(0)
-            return torch.stack([entropy((weight[..., None].exp() * p).sum(0)), expected], -1)
+            return torch.stack(pair_entropies_of_draws(f, weight), -1)
 
         return self.belief.gather(entropies, elementwise=True).movedim(-1, 0)
 

@@ -63,13 +63,15 @@ def log_bridge_of(mean: Tensor, variance: Tensor, rows: Tensor, normalised: bool
     return grown - variance.log()
 
 
-def dirichlet_entropies(log_alpha: Tensor) -> tuple[Tensor, Tensor]:
+def dirichlet_entropies(
+    log_alpha: Tensor, digamma: Callable[[Tensor], Tensor] = torch.digamma
+) -> tuple[Tensor, Tensor]:
     """(...) twice, in nats: the entropy of the mean class probabilities, and their mean entropy."""
     # Beyond LARGEST the Dirichlet is a point, and more of it changes nothing.
     alpha = (log_alpha - (log_alpha.logsumexp(-1, keepdim=True) - LARGEST).clamp(min=0)).exp()
     total = alpha.sum(-1, keepdim=True)
     p = alpha / total
-    expected = torch.digamma(total[..., 0] + 1) - (p * torch.digamma(alpha + 1)).sum(-1)
+    expected = digamma(total[..., 0] + 1) - (p * digamma(alpha + 1)).sum(-1)
     return torch.special.entr(p).sum(-1), expected
 
 

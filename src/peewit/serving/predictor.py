@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
@@ -12,11 +13,12 @@ from ..messages.errors import MismatchError, PeewitError
 from ..network.arrays import ready as as_ready
 from ..network.batches import without_labels
 from ..network.isolation import entry_point, outside_caller_modes
-from ..network.nests import Inputs, count, map_tensors
+from ..network.nests import Inputs, count, map_tensors, take
 from ..posterior.network import network_of
 from ..predictions.options import PredictOptions
 from ..predictions.prediction import Prediction
 from ..tracing.knowledge import Signature, signature
+from .export import export
 from .ways import Way, way_of
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class Predictor:
         self._names = tuple(x) if isinstance(x, Mapping) else ()  # in the order of the signature
         self._device = state.weights.device
         self._way: Way = way_of(state, network, x, options, memory)
+        # What a program is traced at: nothing of the caller's, who may write into theirs.
+        self._examples: Inputs = map_tensors(torch.clone, map_tensors(self._move, take(x, slice(0, 2))))
 
     @property
     def how(self) -> str:
@@ -94,6 +98,45 @@ class Predictor:
         """
         network_of(self._state, None)
 
+    @entry_point
+    def export(
+        self, path: str | os.PathLike[str] | None = None, *, batch: int | None = None
+    ) -> torch.export.ExportedProgram:
+        """Export the predictor as a program of tensor operations, which runs without Peewit.
+
+        It works where the last layer alone is uncertain and predictions have a closed form: `how` says "the last layer
+        in closed form", and the link is "probit", "bridge" or "bridge_normalised" for classes, "probit" for
+        `pw.Bernoulli`, "exact" for `pw.Gaussian` and `pw.Poisson`. The program has its own copy of the weights.
+
+        Args:
+            path: Name of a file to write: ".pt2" for `torch.export.load`, ".onnx" for other runtimes, which needs onnx
+                and onnxscript. Its folder has to exist; an existing file is replaced. None writes nothing.
+            batch: Number of inputs that the program takes at a time. None for any number.
+
+        Returns:
+            The program: `program.module()(x)` is a dictionary of tensors, shaped as those of the prediction: "probs",
+            "epistemic" and "entropy" for labels, "mean", "epistemic" and "variance" for numbers. A file of ONNX has
+            outputs of these names, and its input is "x", or the names of a mapping.
+
+        Raises:
+            PeewitError: The predictor has no closed form, the path has another suffix, or torch.export cannot trace the
+                network.
+            MismatchError: The network has changed since the fit.
+            MissingPackageError: A path that ends in ".onnx", without onnx or onnxscript.
+            FileNotFoundError: The folder does not exist.
+            IsADirectoryError: The path is a folder.
+
+        Example:
+            >>> last = pw.fit(model, (x, y), "classification", weights="last_layer")
+            >>> predictor = last.predictor(x[:1])
+            >>> outputs = predictor.export().module()(x[:5])
+            >>> torch.allclose(outputs["probs"], predictor(x[:5]).probs, atol=1e-5)
+            True
+        """
+        network_of(self._state, None)
+        likelihood = self._state.likelihood.asked(self._examples)
+        return export(self._way, self._options, likelihood, self._examples, path, batch)
+
     def _ready(self, x: Inputs) -> Inputs:
         """Inputs of the right kind, on the network's device."""
         if isinstance(x, Mapping):
@@ -123,7 +166,8 @@ class Predictor:
         """It holds copies of the network with memory of the user's."""
         raise PeewitError(
             "A predictor cannot be pickled or copied: it shares the memory of the network's weights. Threads may share "
-            "one; for another process, save the posterior by la.save(path), load it there, and call la.predictor(x)."
+            "one; for another process, save the posterior by la.save(path), load it there, and call la.predictor(x); "
+            "or export a program by predictor.export(path)."
         )
 
     def __repr__(self) -> str:

@@ -45,6 +45,7 @@ class Way:
 
     words: str
     predict: Callable[[Inputs], Prediction]
+    closed: ClosedForm | None = None  # what it is made of, where that is a closed form
 
     def __call__(self, x: Inputs) -> Prediction:
         """The prediction at inputs of the right kind."""
@@ -228,7 +229,7 @@ def closed_form_way(state: PosteriorState, pool: Pool[ClosedNetwork], x: Inputs,
                 belief = closed(x)
             return make_prediction(belief, likelihood, options.link)
 
-    return Way(f"the last layer in closed form{', one call at a time' if exclusive else ''}", run)
+    return Way(f"the last layer in closed form{', one call at a time' if exclusive else ''}", run, closed)
 
 
 def form_of(state: PosteriorState, tape: Tape, form: Form) -> SpectralForm | DenseForm | None:
