@@ -123,18 +123,12 @@ def test_the_example_of_the_page_on_limits() -> None:
     assert f"(an AUROC of {scores[0]}, {scores[1]}, {scores[2]} and {scores[3]})" in flat("docs/limits.md")
 
 
-@pytest.mark.parametrize(
-    ("name", "without_runs"),
-    [
-        ("docs/limits.md", "the recipe was nowhere more than .005 nats above the network"),
-        ("docs/evidence.md", "nowhere on the benchmark more than .005 nats above the network"),
-    ],
-)
-def test_how_far_the_recipe_is_above_the_network(name: str, without_runs: str) -> None:
-    """On the mean of a task, and in a single run; `without_runs` is a sentence that forgets the runs."""
+@pytest.mark.parametrize("name", ["docs/limits.md", "docs/evidence.md"])
+def test_how_far_the_recipe_is_above_the_network(name: str) -> None:
+    """On the mean of a task, and in a single run."""
     assert max(gap.difference.mean for gap in goals.against_plain(board(), board().tasks)) <= 0.005
     said = f"on no task's mean more than .005 nats above the network, in a single run up to {largest_harm()}"
-    assert (said in flat(name)) != (without_runs in flat(name)), said
+    assert said in flat(name), said
 
 
 def largest_harm() -> str:
