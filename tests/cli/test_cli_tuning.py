@@ -15,6 +15,7 @@ import peewit as pw
 pytest.importorskip("typer", reason="no typer")
 
 from commands import classifier, data, furnished, run
+from peewit.evaluation.describing import posterior_in_words
 
 
 @pytest.fixture
@@ -66,6 +67,26 @@ def test_the_linear_mode_of_a_fit_is_kept_in_tuning(place: str) -> None:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     assert pw.load("b.safetensors", net).linear_mode is not None
+
+
+@pytest.mark.filterwarnings("ignore::peewit.TuningWarning")
+def test_a_file_that_fit_tuned_knows_it(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`diagnose` advises nothing that was done, and validation data need no training data, as in the library."""
+    net = "-m NET:regressor"
+    numbers = f"{net} --train numbers.csv -p a.safetensors"
+    assert run(f"fit {net} -l regression --train numbers.csv --target sum --tune -o a.safetensors -q", place) == 0
+    assert run(f"diagnose {numbers}", place) in (0, 1)
+    told = capsys.readouterr().out
+    assert "evidence" in told and "at='linear_mode'" not in told and "--at linear_mode" not in told
+    tune = f"tune {net} -p a.safetensors --validation numbers.csv -o b.safetensors"
+    assert run(f"{tune} --json", place) == 0
+    assert json.loads(capsys.readouterr().out)["tuning"]["steps"] > 1
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    first, second = (pw.load(f"{name}.safetensors", model) for name in "ab")
+    assert first.trace is not None and first.trace.method == "training" and first.linear_mode is not None
+    assert second.trace is not None and second.trace.method == "validation" and second.linear_mode is None
+    assert "Its prior was tuned on validation data" in posterior_in_words(second)
 
 
 def test_tune_keeps_the_linear_mode_of_a_posterior(place: str, capsys: pytest.CaptureFixture[str]) -> None:

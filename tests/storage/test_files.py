@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import pickle
 import struct
@@ -21,6 +22,7 @@ import peewit as pw
 from environment import DEVICE
 from fitting import built, classes, fitted, normal, seeded
 from networks import tied_linears, unused_layer
+from peewit.evaluation.describing import posterior_in_words
 from peewit.priors import groupings
 from peewit.storage import format, save
 from saving import STRUCTURES, answers, assert_same, content_of, equal
@@ -135,6 +137,77 @@ def test_selected_weights(weights: Any, tmp_path: Path) -> None:
     """And those that were not selected are fixed, as before."""
     la = posterior(weights=weights)
     assert_same(la, again(la, tmp_path), moved(normal(4, 3)))
+
+
+def traced(la: pw.Laplace) -> list[Any]:
+    """All that a trace says."""
+    assert la.trace is not None
+    trace, gamma = la.trace, la.trace.effective_dimensions
+    texts = [repr(trace), trace.method, trace.objective, trace.stopped, trace.converged, trace.warnings]
+    numbers = [trace.values, trace.noises, trace.temperatures, trace.decrements, trace.gradients, trace.products]
+    tables = [trace.precisions.tolist(), None if gamma is None else gamma.tolist(), trace.best, trace.raised]
+    return [*texts, *trace.groups, *numbers, *tables]
+
+
+TUNINGS: dict[str, Callable[[pw.Laplace, Any], pw.Laplace]] = {
+    "evidence": lambda la, data: la.tune(steps=3),
+    "training": lambda la, data: la.tune(train=data, steps=2),
+    "validation": lambda la, data: la.tune(validation=data, steps=2),
+    "linear mode": lambda la, data: la.tune(at="linear_mode", train=data, steps=2),
+    "grid": lambda la, data: la.tune("grid", validation=data, grid=[0.1, 10.0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::peewit.TuningWarning")
+@pytest.mark.parametrize("prior", [pw.Prior.scalar(), pw.Prior.layerwise(), pw.Prior.diagonal()], ids=repr)
+@pytest.mark.parametrize("way", TUNINGS)
+def test_how_tuning_went_comes_back(way: str, prior: pw.Prior, tmp_path: Path) -> None:
+    """The trace, and with it what reports and `diagnose` say."""
+    if way == "linear mode" and prior.grouping.one_per_weight:
+        pytest.skip("the mode is sought for precisions of groups")
+    data = (moved(normal(9, 3)), moved(normal(9, 2)))
+    la = fitted(small(), *data, "regression", "diag" if prior.grouping.one_per_weight else "kron", prior=prior)
+    tuned = TUNINGS[way](la, data)
+    loaded = again(tuned, tmp_path)
+    assert traced(loaded) == traced(tuned)
+    assert posterior_in_words(loaded) == posterior_in_words(tuned)
+    assert str(loaded.diagnose(data)) == str(tuned.diagnose(data))
+    assert loaded.with_prior(2.0).trace is None and again(loaded.with_prior(2.0), tmp_path).trace is None
+
+
+@pytest.mark.filterwarnings("ignore::peewit.TuningWarning")
+def test_scores_without_a_number_come_back(tmp_path: Path) -> None:
+    """As of a precision that no prediction survived."""
+    la = posterior().tune(steps=2)
+    assert la.trace is not None
+    values = (math.inf, -math.inf, *la.trace.values[2:])
+    odd = pw.Laplace(replace(la.state, trace=replace(la.trace, values=values)))
+    assert traced(again(odd, tmp_path)) == traced(odd)
+    unknown = pw.Laplace(replace(la.state, trace=replace(la.trace, values=(math.nan, *la.trace.values[1:]))))
+    loaded = again(unknown, tmp_path).trace
+    assert loaded is not None and math.isnan(loaded.values[0]) and loaded.values[1:] == la.trace.values[1:]
+
+
+@pytest.mark.filterwarnings("ignore::peewit.TuningWarning")
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (lambda trace: trace.update(values=[]), "columns of different lengths"),
+        (lambda trace: trace.update(temperatures=[1.0]), "columns of different lengths"),
+        (lambda trace: trace.update(groups=["a", "b"]), "columns of different lengths"),
+        (lambda trace: trace.update(values=["nan"] * len(trace["values"])), "has no score"),
+        (lambda trace: trace.update(values=["NaN"] * len(trace["values"])), "trace/values/0 is 'NaN'"),
+        (lambda trace: trace.update(precisions={"tensor": "weights"}), "columns of different lengths"),
+        (lambda trace: trace.pop("raised"), "trace has the fields"),
+    ],
+)
+def test_hostile_traces(change: Callable[[Any], Any], reason: str, tmp_path: Path) -> None:
+    """Refused with the reason, as all else."""
+    la = posterior().tune(steps=2)
+    la.save(tmp_path / "a")
+    forged(tmp_path / "a", tmp_path / "b", lambda content, tensors: change(content["trace"]["fields"]) and None)
+    with pytest.raises(ValueError, match=reason):
+        pw.load(tmp_path / "b", la.model)
 
 
 def test_many_outputs(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def tune(run: Run, out: Path) -> None:
     target_file = check_writable(out, (".safetensors",))
     la = posterior(settings)
     arguments = section(settings, "tune")
-    wanted, mode = wanted_by(settings, la), arguments.get("at", "linear_mode" if la.linear_mode is not None else None)
     way = arguments.pop("method", None) or default_method(settings, arguments)
+    wanted, mode = wanted_by(settings, la), arguments.get("at", mode_of(la, way, settings))
     if mode == "linear_mode" and "at" not in arguments and "train" not in settings:
         raise Problem(
             "The posterior is at its linear mode, which is found anew as prior and noise change: give the training "
@@ -86,6 +86,13 @@ def default_method(settings: Mapping[str, Any], arguments: Mapping[str, Any]) ->
     if "validation" in settings:
         return "validation"
     return "training" if "train" in settings and "at" not in arguments else "evidence"
+
+
+def mode_of(la: Laplace, way: TuneMethod, settings: Mapping[str, Any]) -> str | None:
+    """The mode that tuning keeps; as in `la.tune`, validation data leave one that tuning on training data chose."""
+    chosen = la.trace is not None and la.trace.method == "training" and "train" not in settings
+    leaves = chosen and way in ("validation", "grid") and "validation" in settings
+    return "linear_mode" if la.linear_mode is not None and not leaves else None
 
 
 def wanted_by(settings: Mapping[str, Any], la: Laplace, labels: bool = True) -> Wanted:

@@ -22,6 +22,7 @@ from ..priors.prior import Prior
 from ..tracing.knowledge import Knowledge
 from ..tracing.layers.examples import BatchAxis
 from ..weights.space import Space
+from .saved_trace import SavedTrace
 
 FORMAT = 9  # raised whenever an older peewit could misread a file
 
@@ -42,6 +43,7 @@ PARTS: tuple[type, ...] = (
     layout.Layout,
     likelihoods.Form,
     LinearMode,
+    SavedTrace,
     Schema,
     Scaling,
     *groupings.NAMES.values(),
@@ -53,6 +55,7 @@ KNOWN = (*LIKELIHOODS, *STRUCTURES, *KINDS, *PARTS)
 MEASURED = ("totals", "asked", "reason", "rules", "seed")  # fields of the measurement
 PLAIN = ("prior", "totals", "asked", "knowledge", "reason", "rules", "seed", "weights", "temperature")
 MAYBE = ("linear_mode", "schema")  # likewise, where there is one
+TRACE = "trace"  # a `SavedTrace`, where it was tuned
 
 
 def shapes_of(model: nn.Module) -> dict[str, list[Any]]:

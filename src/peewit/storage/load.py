@@ -35,7 +35,8 @@ from ..runtime.version import __version__
 from ..weights.space import Space
 from .checks import check_linear, check_space, check_values
 from .codec import Decoder, Encoder, Unsaveable, short
-from .format import FORMAT, KINDS, KNOWN, LIKELIHOODS, MAYBE, MEASURED, PLAIN, STRUCTURES, checksum, shapes_of
+from .format import FORMAT, KINDS, KNOWN, LIKELIHOODS, MAYBE, MEASURED, PLAIN, STRUCTURES, TRACE, checksum, shapes_of
+from .saved_trace import SavedTrace
 
 
 def load(
@@ -123,7 +124,7 @@ def parse(text: str) -> dict[str, Any]:
     content = json.loads(text, parse_constant=refuse)
     others = {"sums", "structure", "curvature_kind", "likelihood", "arithmetic", "used", "network", "fingerprint"}
     names = {*PLAIN, *others}
-    if not isinstance(content, dict) or set(content) - {*MAYBE} != names:
+    if not isinstance(content, dict) or set(content) - {*MAYBE, TRACE} != names:
         content_names = sorted(content) if isinstance(content, dict) else content
         raise PeewitError(f"it holds {short(content_names)}; expected {sorted(names)}")
     return content
@@ -197,6 +198,9 @@ def assemble(
     check_values(values, kind, structure, space, model, arithmetic)
     values |= {name: decoder.decode(content[name], hints[name], name) for name in MAYBE if name in content}
     check_linear(values.get("linear_mode"), values["weights"], space)
+    if TRACE in content:
+        saved: SavedTrace = decoder.decode(content[TRACE], SavedTrace, TRACE)
+        values[TRACE] = saved.restore(values["prior"].names(space))
     curvature = decompose(structure, kind, sums, space)
     return PosteriorState(
         model=model,

@@ -17,7 +17,8 @@ from ..posterior.state import PosteriorState
 from ..runtime.version import __version__
 from .atomic import writable, writing
 from .codec import Encoder, Unsaveable
-from .format import FORMAT, KNOWN, MAYBE, MEASURED, PLAIN, checksum, shapes_of
+from .format import FORMAT, KNOWN, MAYBE, MEASURED, PLAIN, TRACE, checksum, shapes_of
+from .saved_trace import SavedTrace
 
 
 def save(la: PosteriorState, path: str | os.PathLike[str]) -> None:
@@ -28,6 +29,8 @@ def save(la: PosteriorState, path: str | os.PathLike[str]) -> None:
         content = {name: encoder.encode(field_of(la, name), name) for name in (*PLAIN, "sums")}
         content |= {name: encoder.encode(getattr(la, name), name) for name in ("structure", "curvature_kind")}
         content |= {name: encoder.encode(getattr(la, name), name) for name in MAYBE if getattr(la, name) is not None}
+        if la.trace is not None:
+            content[TRACE] = encoder.encode(SavedTrace.of(la.trace), TRACE)
     except Unsaveable as error:
         raise PeewitError(f"This posterior cannot be saved: {error}, which files do not hold.") from None
     content["likelihood"] = likelihood_of(la, encoder)
