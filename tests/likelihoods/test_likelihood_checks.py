@@ -106,7 +106,12 @@ REFUSED: dict[str, Row] = {
     "regression: too many": (lambda: row(1), normal(5, 2), "regression", r"\(5, 1\).*\(5, 2\) differ.*one output for"),
     "regression: images in a row": (image, normal(5, 60), "regression", r"differ.*Give y\.reshape\(5, 3, 4, 5\)"),
     "regression: transposed image": (image, normal(5, 3, 5, 4), "regression", "differ"),
-    "regression: integers": (row, classes(3, 5, 3), "regression", "int64; expected floating point"),
+    "regression: booleans": (
+        row,
+        classes(2, 5, 3) > 0,
+        "regression",
+        r"torch\.bool; expected numbers, such as y\.float",
+    ),
     "regression: NaN": (row, changed(normal(5, 3), NAN), "regression", "NaN or Inf"),
     "regression: Inf": (row, changed(normal(5, 3), -INF), "regression", "NaN or Inf"),
     "regression: noises": (
@@ -130,7 +135,7 @@ REFUSED: dict[str, Row] = {
     "hetero: broadcast": (lambda: row(4), normal(5, 1), "heteroscedastic", r"targets of shape \(5, 2\)"),
     "hetero: one target": (lambda: row(2), normal(5, 2), "heteroscedastic", r"\(5, 1\) or \(5,\)"),
     "hetero: image": (lambda: image(4), normal(5, 4, 4, 5), "heteroscedastic", r"\(5, 2, 4, 5\)"),
-    "hetero: integers": (lambda: row(2), classes(3, 5), "heteroscedastic", "int64; expected floating point"),
+    "hetero: booleans": (lambda: row(2), classes(2, 5) > 0, "heteroscedastic", r"torch\.bool; expected numbers"),
     "hetero: NaN": (lambda: row(2), changed(normal(5), NAN), "heteroscedastic", "NaN or Inf"),
     "hetero: natural": (
         lambda: signed(1),
@@ -170,6 +175,31 @@ REFUSED: dict[str, Row] = {
         "NaN or Inf|function is not",
     ),
 }
+
+
+TAKEN: dict[str, tuple[Callable[[], nn.Module], Tensor, Any, Tensor]] = {
+    "class: float": (row, classes(3, 5).float(), "classification", classes(3, 5)),
+    "class: a column": (row, classes(3, 5)[:, None], "classification", classes(3, 5)),
+    "class: a column of floats": (row, classes(3, 5)[:, None].double(), "classification", classes(3, 5)),
+    "class: missing": (row, torch.tensor([0.0, -100, 2, 1, 0]), "classification", torch.tensor([0, -100, 2, 1, 0])),
+    "class: two": (lambda: row(2), classes(2, 5) > 0, "classification", classes(2, 5)),
+    "class: an image with an axis": (image, classes(3, 5, 1, 4, 5).float(), "classification", classes(3, 5, 4, 5)),
+    "regression: whole numbers": (row, classes(9, 5, 3), "regression", classes(9, 5, 3).double()),
+    "regression: bytes": (lambda: row(1), classes(9, 5).to(torch.uint8), "regression", classes(9, 5, 1).double()),
+    "heteroscedastic": (lambda: row(2), classes(9, 5), "heteroscedastic", classes(9, 5, 1).double()),
+}
+
+
+@pytest.mark.parametrize("what", TAKEN)
+def test_targets_that_are_meant_without_doubt(what: str) -> None:
+    """They are as those of the usual shape and dtype, in fits and in evaluations."""
+    make, y, likelihood, usual = TAKEN[what]
+    model = make()
+    x = normal(5, 2, 4, 5) if isinstance(model, nn.Conv2d) else normal(5, 3)
+    first, second = (fitted(model, x, each, likelihood, "diag") for each in (y, usual))
+    assert float(first.log_evidence()) == float(second.log_evidence())
+    one, other = (pw.evaluate(first, (moved(x), moved(each))).methods[0] for each in (y, usual))
+    assert one.metrics["nll"] == other.metrics["nll"]
 
 
 @pytest.mark.parametrize("what", REFUSED)

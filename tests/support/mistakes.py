@@ -294,31 +294,46 @@ TARGETS = [
     ),
     Row("negative label", lambda w: w.fit((w.x, w.y - 3)), V, ("outside 0..2", "-100 is ignored", "example 0")),
     Row("labels of products", lambda w: w.products((w.x, w.y + 3)).mv(torch.ones(w.D)), V, ("outside 0..2", "batch 0")),
-    Row("float labels", lambda w: w.fit((w.x, w.y.float())), T, ("torch.float32", "expected integers (class numbers)")),
-    Row("boolean labels", lambda w: w.fit((w.x, w.y > 0)), T, ("torch.bool", "expected integers")),
     Row(
-        "labels (N, 1)", lambda w: w.fit((w.x, w.y[:, None])), V, ("(10, 3)", "(10, 1)", "expected labels shaped like")
+        "labels with fractions",
+        lambda w: w.fit((w.x, w.y + 0.5)),
+        T,
+        ("torch.float32", "expected integers (class numbers)", "pw.fit(model, (x, y), 'regression')"),
     ),
+    Row("boolean labels", lambda w: w.fit((w.x, w.y > 0)), T, ("torch.bool", "expected integers", "y.long()")),
+    Row(
+        "labels (N, 2)",
+        lambda w: w.fit((w.x, w.y[:, None].expand(-1, 2))),
+        V,
+        ("(10, 3)", "(10, 2)", "expected labels shaped like"),
+    ),
+    Row("labels in a row", lambda w: w.fit((w.x, w.y[None])), V, ("10 inputs", "(1, 10)", "Give y[0]")),
     Row(
         "one-hot labels",
         lambda w: w.fit((w.x, nn.functional.one_hot(w.y, 3))),
         V,
-        ("(10, 3)", "expected labels shaped"),
+        ("(10, 3)", "expected labels shaped", "y.argmax(1)"),
     ),
     Row(
         "target that broadcasts",
         lambda w: w.fit((w.x, w.r[:, :1]), "regression"),
         V,
-        ("(10, 3)", "(10, 1)", "nothing is broadcast"),
+        ("(10, 3)", "(10, 1)", "nothing is broadcast", "Linear(..., 1)"),
     ),
     Row(
         "flat target", lambda w: w.fit((w.x, w.r[:, 0]), "regression"), V, ("(10, 3)", "(10,)", "expected equal shapes")
     ),
     Row(
-        "integer target",
-        lambda w: w.fit((w.x, w.r.long()), "regression"),
+        "boolean target",
+        lambda w: w.fit((w.x, w.r > 0), "regression"),
         T,
-        ("torch.int64", "expected floating point"),
+        ("torch.bool", "expected numbers", "y.float()"),
+    ),
+    Row(
+        "class numbers as targets",
+        lambda w: w.fit((w.x, w.y), "regression"),
+        V,
+        ("(10, 3)", "(10,)", "pw.fit(model, (x, y), 'classification')"),
     ),
     Row(
         "NaN target",

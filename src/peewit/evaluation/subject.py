@@ -102,7 +102,7 @@ class Subject:
             f = call(self.model, first)
             restore_buffers(self.model)
         likelihood = like_own_loss(self.model, self.likelihood, lambda: (first, targets.to(f.device)))
-        form = likelihood.form(f, targets.to(f.device))
+        form = likelihood.form(f, likelihood.prepare(f, targets.to(f.device)))
         return replace(self, form=form, likelihood=likelihood.bind(form))
 
     def in_order(self, data: Any) -> Any:

@@ -22,6 +22,29 @@ def fitting_axes(shape: tuple[int, ...], y: Tensor) -> list[int]:
     return [axis for axis in range(1, len(shape)) if shape[:axis] + shape[axis + 1 :] == tuple(y.shape)]
 
 
+def advice_for_labels(shape: tuple[int, ...], y: Tensor) -> str:
+    """What to type for labels that do not fit; "" where nobody can tell."""
+    if tuple(y.shape) == shape:
+        return f" One-hot labels are y.argmax({extra_axis(shape)})."
+    if y.dim() == 2 and y.shape[0] == 1 and y.shape[1] == shape[0]:
+        return " Give y[0]."
+    return ""
+
+
+def extra_axis(shape: tuple[int, ...]) -> int:
+    """Where labels shaped as outputs (N, C), (N, T, C) or (N, C, H, W) have an axis of one in place of the classes."""
+    return 1 if len(shape) > 3 else len(shape) - 1
+
+
+def squeezable(shape: tuple[int, ...], y: Tensor) -> bool:
+    """Whether labels have an axis of one where the outputs have several classes, and fit them without it."""
+    if y.dim() != len(shape) or len(shape) < 2:
+        return False
+    axis = extra_axis(shape)
+    rest = shape[:axis] + shape[axis + 1 :]
+    return y.shape[axis] == 1 < shape[axis] and tuple(y.shape[:axis] + y.shape[axis + 1 :]) == rest
+
+
 @spelled_class
 @dataclass(frozen=True, kw_only=True)
 class Categorical(Likelihood):
@@ -84,6 +107,16 @@ class Categorical(Likelihood):
     def _options(self) -> tuple[tuple[str, bool], ...]:
         return ("class weights", self.weight is not None), ("label smoothing", self.label_smoothing > 0)
 
+    def prepare(self, f: Tensor, y: Tensor) -> Tensor:
+        """Whole numbers in floating point are class numbers, so are booleans of two classes, and (N, 1) is (N,)."""
+        shape = tuple(f.shape)
+        if self.axis is None and squeezable(shape, y):
+            y = y.squeeze(extra_axis(shape))
+        if y.is_floating_point() and tuple(y.shape) != shape and bool((y == y.round()).all()):
+            return y.long()
+        both = [axis for axis in fitting_axes(shape, y) if shape[axis] == 2]
+        return y.long() if y.dtype == torch.bool and both else y
+
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """The class axis is the one whose removal leaves the target's shape."""
         if f.dim() < 2:
@@ -135,7 +168,7 @@ class Categorical(Likelihood):
         if axis is None or axis not in fitting:
             raise PeewitError(
                 f"classification: outputs {shape} and labels {tuple(y.shape)} do not fit; expected labels shaped like "
-                "the outputs without their class axis."
+                f"the outputs without their class axis.{advice_for_labels(shape, y)}"
             )
         return Form(axis - 1, shape[1:])
 
@@ -143,7 +176,8 @@ class Categorical(Likelihood):
         if tuple(y.shape) != shape:
             raise ArgumentTypeError(
                 f"classification: labels have dtype {y.dtype} and shape {tuple(y.shape)}; expected integers (class "
-                f"numbers), or class probabilities with the outputs' shape {shape}."
+                f"numbers), or class probabilities with the outputs' shape {shape}. Numbers with fractions are targets "
+                "of pw.fit(model, (x, y), 'regression')."
             )
         axis = usual_axis(len(shape)) if self.axis is None else self.axis % len(shape) - 1
         if axis == -1:
@@ -155,7 +189,10 @@ class Categorical(Likelihood):
         if y.is_floating_point():
             return form.flatten(y)
         if y.is_complex() or y.dtype == torch.bool:
-            raise ArgumentTypeError(f"classification: labels have dtype {y.dtype}; expected integers (class numbers).")
+            raise ArgumentTypeError(
+                f"classification: labels have dtype {y.dtype}; expected integers (class numbers)."
+                + (" Give y.long(), where True is class 1." if y.dtype == torch.bool else "")
+            )
         y = y.reshape(y.shape[0], -1).long()
         # The last position has no label: its token would be the next one.
         return torch.nn.functional.pad(y[:, 1:], (0, 1), value=self.ignore_index) if self.shift else y

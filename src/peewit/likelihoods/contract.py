@@ -49,6 +49,10 @@ class Likelihood(ABC):
         """What is wrong where finite outputs have no finite energy; nothing where that cannot be."""
         return ""
 
+    def prepare(self, f: Tensor, y: Tensor) -> Tensor:
+        """Targets as `form` takes them, where others are meant without doubt: as they are."""
+        return y
+
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """Where the outputs are, as in an earlier batch's `like`; raises where targets do not have their shape."""
         return equal_form(f, y, self.title)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..messages.errors import PeewitError
@@ -56,6 +57,16 @@ def usual_axis(dims: int) -> int | None:
     return dims - 2 if dims <= 3 else 0
 
 
+def is_whole(y: Tensor) -> bool:
+    """Whether targets have a dtype of whole numbers."""
+    return not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+
+
+def as_floating(y: Tensor) -> Tensor:
+    """Whole numbers in floating point, which holds all up to 2**53; all else as it is."""
+    return y.to(torch.float32 if y.device.type == "mps" else torch.float64) if is_whole(y) else y
+
+
 def hold_one_each(f: Tensor, y: Tensor) -> bool:
     """Whether every example has one output and one target, as in (N, 1) and (N,): no doubt which belongs to which."""
     return bool(f.dim() and y.dim()) and len(f) == len(y) == f.numel() == y.numel()
@@ -70,10 +81,25 @@ def equal_form(f: Tensor, y: Tensor, what: str) -> Form:
             if turned
             else f"Give y.reshape{tuple(f.shape)}."
             if y.numel() == f.numel()
-            else ("The network needs one output for each target of an example.")
+            else advice_for_one_target(f, y, what) or "The network needs one output for each target of an example."
         )
         raise PeewitError(
             f"{what}: outputs {tuple(f.shape)} and targets {tuple(y.shape)} differ; expected equal shapes "
             f"(nothing is broadcast). {todo}"
         )
     return Form(usual_axis(f.dim()), tuple(f.shape[1:]))
+
+
+def advice_for_one_target(f: Tensor, y: Tensor, what: str) -> str:
+    """What to type where several outputs meet one target for each example; "" elsewhere."""
+    one_each = f.dim() == 2 and f.shape[1] > 1 and y.shape in ((len(f),), (len(f), 1))
+    if not one_each or what not in ("regression", "binary"):
+        return ""
+    words = []
+    if is_whole(y):
+        words.append("Class numbers, with one output per class, go with pw.fit(model, (x, y), 'classification').")
+    if what == "regression" and f.shape[1] == 2:
+        words.append("A mean and a variance for each target go with pw.fit(model, (x, y), 'heteroscedastic').")
+    shape = tuple(f.shape)
+    words.append(f"{'Otherwise give' if words else 'Give'} y of shape {shape}, or end the network in Linear(..., 1).")
+    return " ".join(words)

@@ -14,7 +14,7 @@ from ..messages.names import spelled_class
 from ..runtime.random import Hashed
 from .comparison import ConstantComparison, Energies, compare_means
 from .contract import Likelihood, WithNoise, as_noise, diagonal_root, score
-from .form import ALL, Form
+from .form import ALL, Form, as_floating, hold_one_each
 
 RESIDUALS = "residuals"
 
@@ -99,6 +99,10 @@ class Gaussian(WithNoise):
         ratios = self._values().cpu() / self.factor.cpu() * (other.factor.cpu() / other._values().cpu())
         return bool((ratios - 1).abs().max() < 1e-6)
 
+    def prepare(self, f: Tensor, y: Tensor) -> Tensor:
+        """Whole numbers are numbers, where there is one for each output."""
+        return as_floating(y) if f.shape == y.shape or hold_one_each(f, y) else y
+
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """Targets have the outputs' shape, or are one for each example: nothing is broadcast."""
         form = super().form(f, y, like)
@@ -114,8 +118,8 @@ class Gaussian(WithNoise):
         """(N, T, C)."""
         if not y.is_floating_point():
             raise ArgumentTypeError(
-                f"regression: targets have dtype {y.dtype}; expected floating point numbers, such as y.float(), or "
-                "y.astype(float) of an array."
+                f"regression: targets have dtype {y.dtype}; expected numbers, such as y.float(), or y.astype(float) of "
+                "an array."
             )
         return form.flatten(y)
 

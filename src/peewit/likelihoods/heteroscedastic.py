@@ -15,7 +15,7 @@ from ..messages.names import spelled_class
 from ..runtime.random import Hashed
 from .comparison import ConstantComparison, Energies, compare_densities
 from .contract import WithNatural, constant_like, score
-from .form import ALL, Form, usual_axis
+from .form import ALL, Form, as_floating, usual_axis
 
 Parameters = Literal["raw", "natural", "mean_variance", "mean_log_variance"]
 PARAMETERS = ("raw", "natural", "mean_variance", "mean_log_variance")
@@ -73,6 +73,10 @@ class HeteroscedasticGaussian(WithNatural):
             "(parameters='raw' takes any outputs)"
         )
 
+    def prepare(self, f: Tensor, y: Tensor) -> Tensor:
+        """Whole numbers are numbers."""
+        return as_floating(y)
+
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """Twice as many outputs as targets along the output axis, which a single target need not have."""
         axis = usual_axis(f.dim())
@@ -94,7 +98,10 @@ class HeteroscedasticGaussian(WithNatural):
     def targets(self, y: Tensor, form: Form) -> Tensor:
         """(N, T, K)."""
         if not y.is_floating_point():
-            raise ArgumentTypeError(f"heteroscedastic: targets have dtype {y.dtype}; expected floating point numbers.")
+            raise ArgumentTypeError(
+                f"heteroscedastic: targets have dtype {y.dtype}; expected numbers, such as y.float(), or "
+                "y.astype(float) of an array."
+            )
         axis, dims = form.axis, len(form.shape)
         assert axis is not None
         if y.dim() == dims:  # one target without an axis

@@ -24,6 +24,7 @@ class Labelled:
     @staticmethod
     def of(likelihood: Likelihood, f: Tensor, targets: Tensor, like: Form | None = None) -> Labelled:
         """From outputs (N, ...), of which only the shape matters, and targets (N, ...), which are not yet checked."""
+        targets = likelihood.prepare(f, targets)
         form = likelihood.form(f, targets, like)
         bound = likelihood.bind(form)
         if not form.whole and hold_one_each(f, targets):

@@ -199,8 +199,10 @@ class Batches:
     @staticmethod
     def _refuse_lengths(number: int, targets: Tensor, what: str) -> None:
         if targets.dim() == 0 or targets.shape[0] != number:
+            row = tuple(targets.shape) == (1, number)
             raise PeewitError(
                 f"{what} has {number} inputs and targets of shape {tuple(targets.shape)}; the leading axes differ. "
+                f"{'Give y[0]. ' if row else ''}"
                 "Expected one target per example, and both with a leading axis of examples; a single example goes in "
                 "as (x[None], y[None]), a list of examples by a DataLoader."
             )
