@@ -267,8 +267,9 @@ def test_only_so_many_examples_are_looked_at(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_only_posterior_is_not_called_the_best_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one recipe alone explains the training data."""
     use(monkeypatch, PLAIN, next(each for each in recipes.RECIPES if each.name == "last layer, training"))
-    reason = pw.recommend(network(5.0), TRAIN, "classification").reasons[0]
-    assert "'last layer, training' was taken, the only one that was tried" in reason and "most" not in reason
+    reasons = " ".join(pw.recommend(network(5.0), TRAIN, "classification").reasons)
+    assert "'last layer, training' was taken, the only one that was tried" in reasons
+    assert "most uncertain weights" not in reasons
 
 
 # Time
