@@ -254,7 +254,7 @@ def test_split(shape: tuple[int, ...], axis: int) -> None:
 
 @pytest.mark.parametrize("shape", [(5, 7), (3, 2048), (2, 3000), (70, 1), (1, 384)])
 def test_split_rows(shape: tuple[int, ...]) -> None:
-    """Every row by itself, of very different sizes, of zeros, and with NaN in one."""
+    """Every row on its own, of very different sizes, of zeros, and with NaN in one."""
     torch.manual_seed(sum(shape))
     x = torch.randn(shape, device=DEVICE) * (10.0 ** -torch.arange(shape[0], device=DEVICE).clamp(max=10))[:, None]
     x[-1] = 0.0

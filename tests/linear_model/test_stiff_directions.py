@@ -214,7 +214,7 @@ def products(precisions: pw.Prior) -> float:
 
 
 def test_layers_that_share_their_work_take_fewer_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one layer takes over from another is not steep, which no block by itself can know."""
+    """What one layer takes over from another is not steep, which no block on its own can know."""
     prior = pw.Prior.scalar(1e-2)
     some = products(prior)
     monkeypatch.setattr(find, "MOST", 0)
@@ -374,7 +374,7 @@ def embedded() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def depthwise() -> tuple[nn.Module, Tensor, Tensor]:
-    """A convolution of each channel by itself."""
+    """A convolution of each channel on its own."""
     layers = nn.Conv1d(3, 6, 2, groups=3), nn.Tanh(), nn.Flatten(), nn.Linear(18, 3)
     return built(nn.Sequential(*layers)), normal(30, 3, 4), classes(3, 30)
 

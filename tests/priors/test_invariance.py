@@ -244,14 +244,15 @@ def test_sets_are_shown_and_saved(small: tuple[nn.Module, Tensor, Tensor], tmp_p
         prior = pw.Prior.scale_invariant(model, (x, y), merge=merge)
         la = pw.fit(model, (x, y), "classification", prior=prior).tune("fixed_point", steps=200, tolerance=1e-3)
         table = la.coverage()
-        assert table["body.0.weight"].scale == "invariant with body.0.bias" and table["body.1.bias"].scale == ""
-        assert str(table).splitlines()[2].split() == ["parameter", "shape", "rule", "approximation", "scale"]
+        assert table["body.0.weight"].invariance == "invariant with body.0.bias"
+        assert table["body.1.bias"].invariance == ""
+        assert str(table).splitlines()[2].split() == ["parameter", "shape", "rule", "approximation", "invariance"]
         la.save(tmp_path / "posterior.safetensors")
         again = pw.load(tmp_path / "posterior.safetensors", model)
         assert again.prior.sets == prior.sets and again.prior.grouping == prior.grouping
         assert torch.equal(again.log_evidence(), la.log_evidence())
     bare = la.with_prior(1.0).coverage()
-    assert "scale" not in str(bare) and not any(row.scale for row in bare)
+    assert "invariance" not in str(bare) and not any(row.invariance for row in bare)
 
 
 def test_groups_that_straddle_a_set(small: tuple[nn.Module, Tensor, Tensor]) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 import peewit as pw
 from environment import DEVICE
-from peewit.runtime.arithmetic import Arithmetic, ArithmeticName, use_precision
+from peewit.runtime.arithmetic import Arithmetic, ArithmeticName, use_rounding
 
 STATES = {
     "as torch comes": lambda: None,
@@ -72,13 +72,13 @@ def test_switches_are_set_and_taken_back(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     STATES[name]()
     before = state()
-    with pytest.raises(KeyError), use_precision(precision):
+    with pytest.raises(KeyError), use_rounding(precision):
         products = MATMUL.fp32_precision == "tf32" if NEWER else MATMUL.allow_tf32
         layers = CUDNN.conv.fp32_precision == "tf32" if NEWER else CUDNN.allow_tf32
         assert products == layers == (precision == "tf32")
         raise KeyError
     assert state() == before
-    with use_precision(None):
+    with use_rounding(None):
         assert state() == before
 
 

@@ -270,7 +270,7 @@ def columns(path: Path, wanted: Wanted) -> Read:
     known = wanted.schema or Schema()
     table = tables.read(path, wanted.header, wanted.labels, replace(known, classes=wanted.classes))
     inputs, chosen = tables.split(table, wanted.inputs, wanted.target, wanted.labels, known)
-    x = rounded(table, inputs, wanted)
+    x = columns_of(table, inputs, wanted)
     if not known.columns:
         refuse_inputs(table, inputs, chosen, x, wanted)
     if not chosen:
@@ -283,7 +283,7 @@ def columns(path: Path, wanted: Wanted) -> Read:
         classes=wanted.classes,
     )
     if not wanted.categorical:
-        return x, rounded(table, chosen, wanted, targets=True), schema
+        return x, columns_of(table, chosen, wanted, targets=True), schema
     if len(chosen) > 1:
         raise Problem(f"{len(chosen)} target columns were named; classification expects one, with the class.")
     words = table.words(chosen[0])
@@ -293,7 +293,7 @@ def columns(path: Path, wanted: Wanted) -> Read:
     return x, indices(words, classes, str(path)), replace(schema, classes=classes)
 
 
-def rounded(table: tables.Table, names: Sequence[str], wanted: Wanted, targets: bool = False) -> Tensor:
+def columns_of(table: tables.Table, names: Sequence[str], wanted: Wanted, targets: bool = False) -> Tensor:
     """(rows, names): columns in the network's dtype; for a fit, refuse those whose differences it cannot hold."""
     exact = table.numbers(names, targets)
     columns = exact.to(wanted.dtype)

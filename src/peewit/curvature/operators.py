@@ -229,7 +229,7 @@ class DenseOperator:
         if pieces is None or jacobian.examples * jacobian.probes < len(self.matrix) * WORTH_ROOTS:
             return quad_by_rows(self, jacobian, variance_only)
         key = tuple((piece.layout, piece.flipped) for piece in pieces)
-        if key not in self.roots:  # as dear as the Cholesky factor, and kept like it
+        if key not in self.roots:  # as expensive as the Cholesky factor, and kept like it
             self.roots[key] = row_roots(self.cholesky, row_places(pieces), jacobian.budget)
         return rooted_variance(pieces, self.roots[key])
 

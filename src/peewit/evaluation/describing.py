@@ -30,7 +30,7 @@ def coverage_of(la: Laplace) -> tuple[dict[str, str], ...]:
             "shape": " × ".join(map(str, row.shape)) or "1",
             "rule": row.rule,
             "approximation": row.approximation,
-            "scale": row.scale,
+            "invariance": row.invariance,
         }
         for row in la.coverage()
     )

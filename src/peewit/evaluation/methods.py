@@ -147,7 +147,7 @@ def fit_temperature(plain: Networks, batches: Batches, bars: Progress) -> float:
     for inputs, targets in bars.track(batches, len(batches), batches.name):
         scorer = plain.predict(inputs)
         if isinstance(scorer, ClassScorer):
-            log_probs, known, _ = scorer.known(targets)
+            log_probs, known, _ = scorer.labelled(targets)
             logits.append(log_probs.double().cpu())
             labels.append(known.cpu())
         elif isinstance(scorer, GaussianScorer):

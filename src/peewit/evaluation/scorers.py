@@ -94,14 +94,14 @@ class ClassScorer(Scorer):
         """The device of the probabilities."""
         return self.prediction.belief.mean.device
 
-    def known(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def labelled(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(P, C) log probabilities, (P,) labels and (P,) examples of the labelled positions."""
         labels, known = self.labels(y)
         return self.log_probs[known], labels[known], known.nonzero()[:, 0]
 
     def positions(self, y: Tensor, full: bool = True) -> Positions:
         """Whether right, the negative log probability, confidence, entropy, and the squared distance."""
-        log_probs, labels, owner = self.known(y)
+        log_probs, labels, owner = self.labelled(y)
         wide = log_probs.double()
         probs = wide.exp()
         confidence, predicted = probs.max(-1)

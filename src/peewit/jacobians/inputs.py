@@ -40,7 +40,7 @@ class Acts:
     positions: int
     index: Tensor | None = None  # (B, T): the inputs are one-hot vectors, never made unless rotated
     ones: bool = False  # a column of ones is appended: the bias of a joint block
-    constant: bool = False  # the inputs are ones: a bias by itself
+    constant: bool = False  # the inputs are ones: a bias on its own
     scratch: int = 0  # numbers made on the way per example, beyond the result
     # The inputs in a basis as a 16-bit operand, where there is a shorter way than making them first.
     make_operand: Callable[[slice, Tensor, bool, torch.dtype], operands.Operand] | None = None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..likelihoods import Likelihood
-from ..runtime.arithmetic import use_precision
+from ..runtime.arithmetic import use_rounding
 
 STEPS = 40
 ENOUGH = 1e-6  # share of the first step's promised gain below which the descent stops
@@ -76,7 +76,7 @@ def energy_terms(
 def _energy_terms(likelihood: Likelihood, u: Tensor, vectors: Tensor, y: Tensor, c: Tensor, second: bool) -> Tensor:
     """The same for one batch, with all vectors in one tensor (k, N, T, C)."""
     flat = vectors.flatten(1)
-    with torch.enable_grad(), use_precision("ieee"):
+    with torch.enable_grad(), use_rounding("ieee"):
         f = (u + (c @ flat).view_as(u)).requires_grad_()
         energy = likelihood.energy(f, y)
         (slope,) = torch.autograd.grad(energy.sum(), f, create_graph=second)

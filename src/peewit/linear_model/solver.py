@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..curvature.pieces import LabelledPiece
 from ..likelihoods import score
-from ..runtime.arithmetic import use_precision
+from ..runtime.arithmetic import use_rounding
 from .objective import Target, norm
 from .plane import Terms, descend, energy_terms
 from .stiff_directions import Candidate, Directions
@@ -103,7 +103,7 @@ class Solver(Walk):
         """Directions to add; those that the prior has come to hold make room for them."""
         if not self.most:
             return []
-        with use_precision("ieee"):
+        with use_rounding("ieee"):
             ratios = self.directions.ratios(target)
         if len(self.directions):
             self.directions.forget(self.directions.find_outweighed(ratios))
@@ -199,7 +199,7 @@ class Solver(Walk):
             self.directions.add_to(d, others, target)
             for move, more in zip(self.w, stiff, strict=True):
                 weights = others.to(move).split([len(each) for each in more])
-                with use_precision("ieee"):
+                with use_rounding("ieee"):
                     for directions, weight in zip(more, weights, strict=True):
                         move += (weight @ directions.flatten(1)).view_as(move)
         self.e += d

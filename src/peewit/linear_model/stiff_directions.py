@@ -1,7 +1,7 @@
 """Stiff directions of single blocks, with their products with J: what blocks side by side cannot know of each other.
 
 Where layers explain the same outputs, the loss hardly changes as one of them takes over what another gives up, and
-the preconditioner, which knows each layer by itself, holds both moves to be steep. There are as many such moves as the
+the preconditioner, which knows each layer on its own, holds both moves to be steep. There are as many such moves as the
 layers have directions in which the data outweigh the prior. Those are eigenvectors of the fitted blocks, the same ones
 under every prior that has one precision per block. Once their products with J are known, a minimum over all of them
 takes no pass through the network.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..curvature.blocks import OperatorBlock
 from ..curvature.operators import DenseOperator, RotatedOperator
-from ..runtime.arithmetic import use_precision
+from ..runtime.arithmetic import use_rounding
 from .block_directions import BlockDirections, DenseDirections, OuterDirections, basis_columns
 from .objective import Target
 
@@ -134,7 +134,7 @@ class Directions:
     def coordinates(self, target: Target, v: Callable[[slice], Tensor]) -> Tensor:
         """(R,) in float64: `u^T v` for a vector (D,)."""
         products = []
-        with use_precision("ieee"):
+        with use_rounding("ieee"):
             for number, known in self.known.items():
                 products.append(known.columns.coordinates(elements_of(target.blocks.blocks[number], v)).double())
         return torch.cat(products).cpu() if products else torch.zeros(0, dtype=torch.float64, device="cpu")
@@ -142,7 +142,7 @@ class Directions:
     def gram(self, target: Target) -> Tensor:
         """(R, R) in float64: `u^T Lambda u`."""
         grams = []
-        with use_precision("ieee"):
+        with use_rounding("ieee"):
             for number, known in self.known.items():
                 delta = elements_of(target.blocks.blocks[number], target.delta)
                 if bool((delta == delta[0]).all()):
@@ -156,7 +156,7 @@ class Directions:
     def add_to(self, v: Tensor, c: Tensor, target: Target) -> None:
         """`v += sum_r c_r u_r`, for v (D,) and c (R,)."""
         numbers = c.to(v).split([len(known.places) for known in self.known.values()])
-        with use_precision("ieee"):
+        with use_rounding("ieee"):
             for (number, known), weights in zip(self.known.items(), numbers, strict=True):
                 for chosen, value in target.blocks.blocks[number].split(known.columns.combine(weights)):
                     v[chosen] += value

@@ -79,8 +79,8 @@ class StreamingSolver(Walk):
                 add_facts(self.facts, piece, f)
             u = f + pushed
             energy += energy_and_size(piece.labels.energy(u))
-            cotangent = score(piece.labels.likelihood, u, piece.labels.y) * target.data_weight
-            self.passes.pull(piece, functools.partial(ignore_outputs, cotangent), total)
+            probe = score(piece.labels.likelihood, u, piece.labels.y) * target.data_weight
+            self.passes.pull(piece, functools.partial(ignore_outputs, probe), total)
         self.products += 1.0
         g = self._with_prior(target, total)
         self.last, size = energy.tolist()

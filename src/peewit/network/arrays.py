@@ -255,12 +255,12 @@ def conversions(model: nn.Module, inputs: Inputs, arrays: bool) -> dict[torch.dt
         if failure(model, few) is None:
             return {}
         for change in tried:
-            if failure(model, converted(few, change)) is None:
+            if failure(model, convert_dtypes(few, change)) is None:
                 return change
     return {}
 
 
-def converted(inputs: Inputs, change: Mapping[torch.dtype, torch.dtype]) -> Inputs:
+def convert_dtypes(inputs: Inputs, change: Mapping[torch.dtype, torch.dtype]) -> Inputs:
     """Inputs with other dtypes."""
     if not change:
         return inputs
@@ -275,4 +275,4 @@ def ready(model: nn.Module, x: Any) -> Any:
     inputs = as_tensors(x, "x")
     if not tensors(inputs) or any(not tensor.dim() for tensor in tensors(inputs)):
         return inputs
-    return converted(inputs, conversions(model, inputs, holds_numbers(x) or holds_array(x)))
+    return convert_dtypes(inputs, conversions(model, inputs, holds_numbers(x) or holds_array(x)))

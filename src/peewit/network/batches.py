@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ..messages.arguments import is_array, refuse_data
 from ..messages.errors import ArgumentTypeError, PeewitError
-from .arrays import as_pair, as_tensors, conversions, converted, holds_array, holds_numbers, is_frame
+from .arrays import as_pair, as_tensors, conversions, convert_dtypes, holds_array, holds_numbers, is_frame
 from .modules import device_of
 from .nests import Inputs, Pair, count, have_same_form, join, map_tensors, take, tensors
 
@@ -232,7 +232,7 @@ class Batches:
         given = tuple(tensor.dtype for tensor in tensors(inputs))
         if given not in self.changes:
             self.changes[given] = conversions(self.home, inputs, arrays)
-        return converted(inputs, self.changes[given])
+        return convert_dtypes(inputs, self.changes[given])
 
     def _move(self, tensor: Tensor) -> Tensor:
         moved = tensor.to(self.device)

@@ -16,7 +16,7 @@ class CoverageRow:
     shape: tuple[int, ...]
     rule: str
     approximation: str
-    scale: str = ""  # of a weight whose scale does not matter: with which others
+    invariance: str = ""  # of a weight whose scale does not matter: with which others
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ class Coverage:
 
     Attributes:
         rows: One row per parameter, in the network's order. A row has `name`, `shape`, `rule`, `approximation` and
-            `scale`: for a weight whose scale does not change the output, the weights that share this invariance; else
-            "".
+            `invariance`: for a weight whose scale does not change the output, the weights that share this; else "".
         curvature: The kind of curvature, and why it was chosen.
         verified: What was compared with plain derivatives, and how far off it was; "" where nothing was.
 
@@ -60,12 +59,12 @@ class Coverage:
 
     def __str__(self) -> str:
         """A table that fits a terminal."""
-        cells = [("parameter", "shape", "rule", "approximation", "scale")]
+        cells = [("parameter", "shape", "rule", "approximation", "invariance")]
         cells += [
-            (row.name, "x".join(map(str, row.shape)) or "()", row.rule, row.approximation, row.scale)
+            (row.name, "x".join(map(str, row.shape)) or "()", row.rule, row.approximation, row.invariance)
             for row in self.rows
         ]
-        columns = range(5 if any(row.scale for row in self.rows) else 4)
+        columns = range(5 if any(row.invariance for row in self.rows) else 4)
         widths = [max(len(line[column]) for line in cells) for column in columns]
         lines = ["  ".join(line[column].ljust(widths[column]) for column in columns) for line in cells]
         head = ["curvature: " + self.curvature, *(["verified: " + self.verified] if self.verified else [])]
@@ -98,7 +97,11 @@ def coverage_of(la: PosteriorState) -> Coverage:
             rule, words = "not selected", "fixed"
         rows.append(
             CoverageRow(
-                name=name, shape=tuple(parameter.shape), rule=rule, approximation=words, scale=invariant.get(name, "")
+                name=name,
+                shape=tuple(parameter.shape),
+                rule=rule,
+                approximation=words,
+                invariance=invariant.get(name, ""),
             )
         )
     return Coverage(tuple(rows), la.measurement.reason, la.knowledge.words())

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..messages.errors import PeewitError
+from .isolation import isolate
 from .prediction import Prediction, format_values
-from .steady import steady
 
 
-@steady
+@isolate
 @dataclass(frozen=True, eq=False, repr=False)
 class Outputs(Prediction):
     """Outputs of a likelihood that does not say how y is distributed: their mean and variance, and no more.

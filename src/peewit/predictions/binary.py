@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from ..messages.arguments import check_samples
+from .isolation import isolate
 from .label_rules import pair_entropies_of_draws
 from .labels import Labels
 from .outputs import Belief
 from .prediction import SHOWN, check_level, format_values, jointly, uniforms
-from .steady import steady
 
 
-@steady
+@isolate
 @dataclass(frozen=True, eq=False, repr=False)
 class Binary(Labels):
-    """A prediction of zero or one, at every output by itself.
+    """A prediction of zero or one, at every output on its own.
 
     `la.predict(x)` returns it for `pw.Bernoulli`, which is "binary". Uncertainties are entropies in nats. With
     `link="probit"` they are averages over outputs, as with `link="mc"`, and not those of the probit's `probs`.

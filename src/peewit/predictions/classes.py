@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ..messages.arguments import check_samples
+from .isolation import isolate
 from .labels import Labels
 from .outputs import Belief
 from .prediction import SHOWN, check_level, format_values, jointly, uniforms
-from .steady import steady
 
 
-@steady
+@isolate
 @dataclass(frozen=True, eq=False, repr=False)
 class Classes(Labels):
     """A prediction of one of C classes at every position.

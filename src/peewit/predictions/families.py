@@ -85,7 +85,7 @@ def mixture(belief: Belief, likelihood: Likelihood, link: LinkName) -> Predictio
 
 
 def counts(belief: Belief, likelihood: Likelihood, link: LinkName, closed: bool = False) -> Prediction:
-    """Counts, each by itself, whose log density is a difference of large numbers; `closed`: moments of the rate."""
+    """Counts, each on its own, whose log density is a difference of large numbers; `closed`: moments of the rate."""
     moments, line = None, along_counts if isinstance(belief, GaussianOutputs) else None
     if closed:
         rate, variance = links.lognormal(belief.mean, belief.variance)

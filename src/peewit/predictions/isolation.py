@@ -15,7 +15,7 @@ from ..network.isolation import outside_caller_modes
 Class = TypeVar("Class", bound=type)
 
 
-def steady(cls: Class) -> Class:
+def isolate(cls: Class) -> Class:
     """Make a class's public properties and methods independent of the caller's autograd modes.
 
     Methods answer unknown options with the nearest known one, and inherit docstrings.
@@ -24,14 +24,14 @@ def steady(cls: Class) -> Class:
         if name.startswith("_") and name != "__repr__":
             continue
         if isinstance(member, property) and member.fget is not None:
-            setattr(cls, name, property(_steadily(member.fget)))
+            setattr(cls, name, property(_outside_modes(member.fget)))
         elif inspect.isfunction(member):
             member.__doc__ = member.__doc__ or getattr(cls.__mro__[1], name).__doc__
-            setattr(cls, name, _steadily(spelled(member)))
+            setattr(cls, name, _outside_modes(spelled(member)))
     return cls
 
 
-def _steadily(function: Callable[..., Any]) -> Callable[..., Any]:
+def _outside_modes(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run with the outputs' graph, outside inference mode and autocast, since results are cached."""
 
     @functools.wraps(function)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .isolation import isolate
 from .prediction import Prediction
-from .steady import steady
 
 
-@steady
+@isolate
 @dataclass(frozen=True, eq=False, repr=False)
 class Labels(Prediction):
     """Predictions with probabilities, and an entropy in two parts, in nats; abstract."""

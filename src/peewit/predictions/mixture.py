@@ -11,13 +11,13 @@ from torch import Tensor, distributions
 
 from ..messages.arguments import check_samples
 from . import links
+from .isolation import isolate
 from .numbers import Moments, Numbers
 from .prediction import check_level
-from .steady import steady
 from .target_distribution import TargetDistribution, draw
 
 
-@steady
+@isolate
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Mixture(Numbers):
     """A prediction by the likelihood's own distribution of y, averaged over the outputs.

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from .isolation import isolate
 from .prediction import SHOWN, Prediction, target_form
-from .steady import steady
 
 
 class Moments(NamedTuple):
@@ -20,7 +20,7 @@ class Moments(NamedTuple):
     aleatoric: Tensor
 
 
-@steady
+@isolate
 @dataclass(frozen=True, eq=False, repr=False)
 class Numbers(Prediction):
     """Predictions with a mean, and a variance in two parts by the law of total variance; abstract."""

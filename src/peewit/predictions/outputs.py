@@ -65,7 +65,7 @@ class Belief(ABC):
     def draws(self, chosen: slice, elementwise: bool) -> tuple[Tensor, Tensor]:
         """(S, m, C) outputs at some of the places, and (S, 1, 1) log weights; always the same ones.
 
-        `elementwise`: right for each output by itself, which is all that functions of single outputs need.
+        `elementwise`: right for each output on its own, which is all that functions of single outputs need.
         """
 
     @abstractmethod
@@ -144,7 +144,7 @@ class GaussianOutputs(Belief):
         return links.root(self.blocks)
 
     def some(self, chosen: slice) -> GaussianOutputs:
-        """The belief about some of the inputs, each by itself."""
+        """The belief about some of the inputs, each on its own."""
         blocks, factor, deviation = (
             None if part is None else part[chosen] for part in (self.blocks, self.factor, self.deviation)
         )
@@ -180,7 +180,7 @@ class GaussianOutputs(Belief):
         return values, mean.new_full((self.points, 1, 1), -math.log(self.points))
 
     def random(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """`mean + root eps`: over all inputs where the joint covariance is known, else each place by itself."""
+        """`mean + root eps`: over all inputs where the joint covariance is known, else each place on its own."""
         if self.joint is None:
             eps = normals((n, *self.mean.shape[:2], self.rank), self.mean, generator)
             return self.mean + self._spread(eps.flatten(1, 2), slice(None)).reshape(n, *self.mean.shape)

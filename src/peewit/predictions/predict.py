@@ -50,7 +50,7 @@ def predict(
     options = PredictOptions.of(likelihood, method, link, samples, joint, create_graph, at)
     check_generator(generator)
     belief = belief_about(la, network_of(la, memory, progress, quickly=True), x, options, generator)
-    return predicted(belief, likelihood, options)
+    return prediction_of(belief, likelihood, options)
 
 
 def belief_about(
@@ -62,7 +62,7 @@ def belief_about(
         return ask(la, network, x, options, generator)
 
 
-def predicted(belief: Belief, likelihood: Likelihood, options: PredictOptions) -> Prediction:
+def prediction_of(belief: Belief, likelihood: Likelihood, options: PredictOptions) -> Prediction:
     """The prediction that is made of a belief."""
     with torch.set_grad_enabled(options.create_graph):
         return make_prediction(belief, likelihood, options.link)
@@ -96,7 +96,7 @@ def predict_batches(
             options = PredictOptions.of(likelihood, method, link, samples, joint, create_graph, at)
         again = None if seed is None else torch.Generator(la.weights.device).manual_seed(seed)
         beliefs.append(belief_about(la, network, x, options, again))
-    return predicted(join_beliefs(beliefs), likelihood, options)
+    return prediction_of(join_beliefs(beliefs), likelihood, options)
 
 
 def each_batch(batches: Batches, joint: bool, progress: bool) -> Iterator[Inputs]:

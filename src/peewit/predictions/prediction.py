@@ -15,8 +15,8 @@ from ..likelihoods import Form, Labelled, Likelihood
 from ..messages.arguments import check_generator
 from ..messages.errors import ArgumentTypeError, MissingPackageError, PeewitError
 from ..network.arrays import as_tensors
+from .isolation import isolate
 from .outputs import Belief, GaussianOutputs
-from .steady import steady
 
 SHOWN = 3  # inputs that a repr shows
 
@@ -42,7 +42,7 @@ def format_values(values: Tensor) -> str:
     return f"[{', '.join(words)}]" if values.dim() else words[0]
 
 
-@steady
+@isolate
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction(ABC):
     """What is predicted for N inputs; all tensors are shaped like the network's outputs (N, ...).

@@ -9,13 +9,13 @@ from torch import Tensor, distributions
 
 from ..messages.arguments import check_samples
 from ..messages.errors import PeewitError
+from .isolation import isolate
 from .numbers import Moments, Numbers
 from .outputs import GaussianOutputs, normals
 from .prediction import check_level, normal_quantile
-from .steady import steady
 
 
-@steady
+@isolate
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Regression(Numbers):
     """A prediction of Gaussian observations, in closed form.

@@ -154,7 +154,7 @@ class RescaledNetwork:
         with sdpa_kernel([SDPBackend.MATH]):
             pushed = forward_mode(lambda value: self.run({name: value}), weight, weight)
             pushed = double_backward(self.run, {name: weight}, {name: weight}) if pushed is None else pushed
-        if pushed is None:  # a combination of columns is tried by itself, so that a difference will do
+        if pushed is None:  # a combination of columns is tried on its own, so that a difference will do
             moved = [self.run({name: (1 + step) * weight}) for step in (STEP, -STEP)]
             pushed = moved[0], (moved[0] - moved[1]) / (2 * STEP)
         column = pushed[1].detach().flatten()

@@ -154,7 +154,7 @@ METHOD_TERMS: dict[str, str] = {
     ),
     "Linear mode": (
         "The weights at which the linearised network has the least regularised loss. The evidence is derived at such "
-        "a mode, and trained weights mostly are none."
+        "a mode, and trained weights are rarely at one."
     ),
     "Link": "The step from uncertain outputs to class probabilities: probit, Laplace bridge or Monte Carlo.",
     "Last layer": "The layer whose output is the network's output. Making it alone uncertain is cheap.",

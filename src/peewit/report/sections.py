@@ -48,12 +48,12 @@ def card(answer: Answer) -> Markup:
         element("p", mark, " ", answer.verdict, class_="verdict"),
         paragraphs(answer.sentences[:shown]),
         fold("More", paragraphs(more)) if more else None,
-        advised(answer.advice) if answer.advice is not None else None,
+        advice_line(answer.advice) if answer.advice is not None else None,
         class_=f"card {answer.mood}",
     )
 
 
-def advised(advice: Advice) -> Markup:
+def advice_line(advice: Advice) -> Markup:
     """What to do, and the line to type."""
     return element("p", f"{advice.text}: ", element("code", advice.code), class_="advice")
 
@@ -95,11 +95,11 @@ def scores_table(
         ]
         rows.append([*cells, f"{method.seconds:.2f}"])
     if constant:
-        rows.append([CONSTANT, *(shown(constant[name], name) if name in constant else "–" for name in names), "–"])
+        rows.append([CONSTANT, *(value_cell(constant[name], name) if name in constant else "–" for name in names), "–"])
     return table(caption, head, rows)
 
 
-def shown(estimate: Estimate, name: str) -> Markup:
+def value_cell(estimate: Estimate, name: str) -> Markup:
     """A number above its interval, without marks."""
     percent = describe(name).percent
     return element(

@@ -1,4 +1,4 @@
-"""How products of float32 numbers are done: the precision policy, and torch's switches for it while a call lasts."""
+"""How products of float32 numbers are done: the policy of rounding, and torch's switches for it while a call lasts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ArithmeticName: TypeAlias = Literal["auto", "float32", "tf32", "bf16", "float64"
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A precision policy; it changes roundings and speed, never what is computed.
+    """A policy of rounding; it changes roundings and speed, never what is computed.
 
     auto: forward passes and fits as torch's own switches say; covariances of predictions with products of 11 bits and
     sums in float32. float32: all products as exact as float32's. tf32: all products in 11 bits. bf16: of predictions in
@@ -37,10 +37,10 @@ class Arithmetic:
     def passes(self, predicting: bool = False) -> Any:
         """A context for passes through the network and products; or for the gradients of a prediction."""
         if self.name == "float32":
-            return use_precision("ieee")
+            return use_rounding("ieee")
         if self.name in ("tf32", "bf16") or (predicting and self.name == "auto"):
-            return use_precision("tf32")
-        return use_precision(None)
+            return use_rounding("tf32")
+        return use_rounding(None)
 
     def parts(self, predicting: bool) -> int:
         """Of how many 16-bit numbers a float32 number is the sum in fused products: one or two."""
@@ -71,12 +71,12 @@ def as_arithmetic(value: ArithmeticName | Arithmetic) -> Arithmetic:
 
 
 @contextmanager
-def use_precision(precision: str | None) -> Iterator[None]:
+def use_rounding(rounding: str | None) -> Iterator[None]:
     """Torch's switches for float32 products on a GPU, set while the block lasts: 'ieee', 'tf32', or as they are.
 
     Torch has an older and a newer set of switches, and refuses to be asked about one after the other was used.
     """
-    if precision is None or not torch.cuda.is_available():
+    if rounding is None or not torch.cuda.is_available():
         yield
         return
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -92,14 +92,14 @@ def use_precision(precision: str | None) -> Iterator[None]:
     )
     try:
         if products is None:
-            matmul.fp32_precision = precision
+            matmul.fp32_precision = rounding
         else:
-            matmul.allow_tf32 = precision == "tf32"
+            matmul.allow_tf32 = rounding == "tf32"
         if layers is None:
             for backend in newer[1:]:
-                backend.fp32_precision = precision
+                backend.fp32_precision = rounding
         else:
-            cudnn.allow_tf32 = precision == "tf32"
+            cudnn.allow_tf32 = rounding == "tf32"
         yield
     finally:
         if products is not None:

@@ -266,7 +266,7 @@ class Comparison:
         learner.learn(corrections=(*known.corrections, correction))
 
     def _pulls_alike(self, tape: Tape) -> bool:
-        """Whether several probes pulled back at once give what each gives by itself."""
+        """Whether several probes pulled back at once give what each gives on its own."""
         edges = [*(use.edge for use in tape.direct), *(lift.edge for lift in tape.lifts)]
         probes = self.plain.probes[:, :EXAMPLES]
         gradients = tape.pull_back(tape.output, probes, edges)

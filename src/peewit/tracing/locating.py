@@ -73,7 +73,7 @@ class Locating:
             for axis in candidates[-1]:
                 questions += [(axis, tensor) for tensor in tensors]
                 reaches.append(reach(axis, gradient, use.shape, tape.examples, like=tape.output))
-        # One answer for all: every question by itself would wait for the device.
+        # One answer for all: asking each question on its own would wait for the device.
         answers = iter(repeats(questions, number))
         reached = iter(torch.stack(reaches).tolist() if reaches else [])
         fitting: list[list[FittingPlace]] = []

@@ -63,7 +63,7 @@ def prior_dominated(point: EvidencePoint, answers: Tensor, steady: Tensor | bool
 
 
 def newton(profile: Profile, point: EvidencePoint, answers: Tensor, gradient: Tensor, open_: Tensor) -> Tensor:
-    """(groups + 1,): Newton's step on the evidence with a mode that follows; NaN where that is no way uphill.
+    """(groups + 1,): Newton's step on the evidence with a mode that follows; NaN where that does not go uphill.
 
     `-d2 / dz_g^2 = (spread_g + pull_g) / 2 - c_g`, with the noise precision beta `c_g - degree spread_g / 2`, in beta
     twice `beta energy / T - sum c + degree^2 sum spread / 2`.

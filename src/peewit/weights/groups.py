@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-FEW = 1024  # stretches up to which each is summed by itself where the numbers are
+FEW = 1024  # stretches up to which each is summed on its own where the numbers are
 WIDEST = 4096  # numbers in a row
 CACHED = 1 << 16  # numbers that a CPU works on at a time
 

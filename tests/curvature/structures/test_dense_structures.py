@@ -303,7 +303,7 @@ def test_dense_precisions(masked: bool) -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_dense_diagonals(masked: bool) -> None:
-    """In the order of the weights; with a floor for each tensor by itself."""
+    """In the order of the weights; with a floor for each tensor on its own."""
     made, matrix = curvature_of(masked)
     sizes = (3, 1, 2) if masked else (4, 2, 3)
     plain = made.diag()

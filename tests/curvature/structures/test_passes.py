@@ -256,7 +256,7 @@ def test_what_stays_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_small_sides_have_products_in_float64() -> None:
-    """With one position and up to 32 numbers, from the first batch; of each side by itself."""
+    """With one position and up to 32 numbers, from the first batch; of each side on its own."""
     key = (WEIGHT,)
     for width, height, positions, exact, small in (
         (32, 32, 1, {"inputs", "gradients"}, True),

@@ -347,7 +347,7 @@ def test_products_of_inputs_in_float64() -> None:
 
 
 def test_inputs_that_are_ones() -> None:
-    """A bias by itself: as many as there are positions that count."""
+    """A bias on its own: as many as there are positions that count."""
     ones = Acts(make=lambda chosen: pytest.fail("never made"), width=1, positions=3, constant=True)
     matrix = Matrix((Term(ones, normal(PROBES, EXAMPLES, 1, 3, ROWS)),), Layout.plain(1, ROWS, 1), ROOM)
     sums = KronSums()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ....kernels import available
 from ....kernels import products as kernel_products
-from ....runtime.arithmetic import convolutions_rounded, use_precision
+from ....runtime.arithmetic import convolutions_rounded, use_rounding
 from ..contract import Recorder
 from ..pulling import apply_to_probes
 
@@ -65,7 +65,7 @@ def gradient_in_parts(grad: Tensor, weight: Tensor, geometry: GradientGeometry) 
     """(n, O, H', W') -> (n, C, H, W) by three convolutions of numbers of 11 bits."""
     result = grad.new_empty(grad.shape[0], *geometry.shape)
     high, low = kernel_products.round_to_eleven_bits(weight)
-    with use_precision("tf32"):
+    with use_rounding("tf32"):
         for piece, target in geometry.pieces(grad, result):
             head, rest = kernel_products.round_to_eleven_bits(piece)
             like = channels_last(target)

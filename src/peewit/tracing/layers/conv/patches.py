@@ -130,7 +130,7 @@ def unfold_transposed(images: Tensor, window: Window) -> Tensor:
     """(n, C, spatial...) -> (n, G, T, C / G * kernel): which inputs land on each output position."""
     count, width = images.shape[:2]
     dims, taps = len(window.kernel), math.prod(window.kernel)
-    # One kernel per tap, which is one there and zero elsewhere, spreads every channel by itself.
+    # One kernel per tap, which is one there and zero elsewhere, spreads every channel on its own.
     single = torch.eye(taps, dtype=images.dtype, device=images.device).reshape(1, taps, *window.kernel)
     function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
     assert not isinstance(window.padding, str)
