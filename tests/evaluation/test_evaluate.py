@@ -583,6 +583,11 @@ def test_differences_from_the_method_asked_about() -> None:
     for name, each in base.differences.items():
         assert each.value == pytest.approx(base.metrics[name].value - first.metrics[name].value)
         assert each.low <= each.value <= each.high
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    pair = (torch.randn(30, 2), torch.randn(30, 1))
+    numbers, plain = pw.evaluate(pw.fit(net, pair, "regression"), pair, intervals=20, baselines="plain").methods
+    away = [abs(each.metrics["coverage90"].value - 0.9) for each in (numbers, plain)]
+    assert plain.differences["coverage90"].value == pytest.approx(away[1] - away[0])
     with_intervals = base.differences["nll"]
     assert with_intervals.high - with_intervals.low < 2 * (base.metrics["nll"].high - base.metrics["nll"].low)
     assert type(found).from_json(found.to_json()) == found

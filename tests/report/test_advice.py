@@ -7,8 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+import peewit as pw
 from peewit.evaluation import Report
+from peewit.evaluation.describing import posterior_of
 from peewit.metrics.results import Estimate, Feature, Shift
 from peewit.report import advice, words
 from peewit.report.pictures import groups_of
@@ -49,6 +52,39 @@ WORSE = with_metric(classification(), 0, nll=near(0.9, 0.02))
 def test_what_to_type_where_probabilities_got_worse(method: str | None, validated: bool, typed: str) -> None:
     settings = {"likelihood": "Categorical", "validation data": validated}
     assert code(tuned(replace(WORSE, settings=settings), method)) == typed
+
+
+def test_a_linear_mode_that_was_asked_for_needs_the_training_data() -> None:
+    for method, typed in (
+        ("evidence", "la = la.tune(train=train)  # or la.tune(train=train, validation=validation)"),
+        ("training", "la = la.tune(validation=validation)"),
+    ):
+        report = tuned(replace(WORSE, settings={"likelihood": "Categorical"}), method)
+        assert code(replace(report, posterior={**report.posterior, "linear_mode": True})) == typed
+
+
+@pytest.mark.filterwarnings("ignore::peewit.TuningWarning")
+@pytest.mark.parametrize("way", [{}, {"at": "linear_mode"}])
+@pytest.mark.parametrize("method", [None, "evidence", "training", "validation"])
+def test_advice_runs_as_printed(method: Any, way: dict[str, Any]) -> None:
+    """On the posterior of the report, in memory; files hold the same."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
+    data = (torch.randn(20, 2), torch.arange(20) % 3)
+    la = pw.fit(model, data, "classification", **way)
+    if method is not None:
+        given = {"train": data} if way or method == "training" else {}
+        la = la.tune(method, **given, **({"validation": data} if method == "validation" else {}))
+    names: dict[str, Any] = {"la": la, "train": data, "validation": data, "model": model, "pw": pw}
+    for settings in ({"likelihood": "Categorical"}, {"likelihood": "Categorical", "validation data": True}):
+        report = replace(WORSE, settings=settings, posterior=posterior_of(la))
+        typed = code(report)
+        assert typed
+        if "recommend" not in typed:
+            exec(typed, names)
+            for other in [line for line in [typed.partition("# or ")[2]] if line]:
+                eval(other, names)
+            names["la"] = la
 
 
 def test_what_to_type_where_temperature_scaling_did_better() -> None:

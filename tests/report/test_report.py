@@ -44,7 +44,8 @@ def test_the_sentence_about_an_overconfident_network() -> None:
     assert "7.4 percentage points (95 % interval: 6.6 to 8.2)" in said(calibrated)
     assert f"about {100 * chance_error(bins(0.074)):.1f} points would come from chance alone" in said(calibrated)
     assert changed.mood == GOOD and "from 7.4 % to 1.4 %" in said(changed)
-    assert "Accuracy stayed at 84.3 %." in changed.sentences[0].replace("\N{NO-BREAK SPACE}", " ")
+    assert changed.sentences[0].startswith("The surprise at the right answers (NLL) fell")  # what decided comes first
+    assert "Accuracy stayed at 84.3 %." in changed.sentences[2].replace("\N{NO-BREAK SPACE}", " ")
     text = said(unknown)
     assert "By mutual information, Laplace is less sure of “bags and boots” than of a known input in 87 of" in text
     assert "100 pairs (86 to 88; a coin would say 50); Plain network by entropy in 78; temperature" in text
@@ -103,6 +104,34 @@ def test_differences_on_the_same_inputs_count_although_intervals_overlap() -> No
     none = {name: Estimate(0.1, -0.05, 0.15) for name in ("accuracy", "ece", "nll")}
     told = replace(report, methods=(first, replace(base, differences=none), *report.methods[2:]))
     assert answers(told)[1].verdict == "Nothing beyond chance"
+
+
+def covered(before: Estimate, now: Estimate) -> Report:
+    """A regression in which nothing but the coverage changed."""
+    report = regression()
+    same = {name: value for name, value in report.methods[1].metrics.items() if name != "coverage90"}
+    methods = (with_metric(with_method(report, place, metrics=same), place, coverage90=value).methods[place]
+               for place, value in enumerate((now, before)))  # fmt: skip
+    return replace(report, methods=tuple(methods))
+
+
+@pytest.mark.parametrize(
+    "before, now, mood, told",
+    [
+        (near(0.847, 0.03), near(0.955, 0.02), FAIR, "neither is nearer to 90 % by more than chance explains"),
+        (near(0.79), near(0.955), GOOD, "nearer to 90 %, by more than chance explains"),
+        (near(0.9, 0.02), near(0.99, 0.005), POOR, "farther from 90 %, by more than chance explains"),
+        (Estimate(0.8, 0.8, 0.8), Estimate(0.9, 0.9, 0.9), FAIR, "nobody can say whether this is chance"),
+    ],
+)
+def test_coverage_is_judged_by_its_distance_from_the_share(
+    before: Estimate, now: Estimate, mood: str, told: str
+) -> None:
+    report = covered(before, now)
+    found = answers(report)[1]
+    text = said(found).replace("\N{NO-BREAK SPACE}", " ")
+    assert found.mood == mood and told in text and "robabilit" not in found.verdict
+    assert found.verdict in ("Its intervals can be trusted more", "Its intervals got worse", "Nothing beyond chance")
 
 
 def test_what_got_worse_is_called_worse() -> None:

@@ -88,9 +88,22 @@ def _scores(method: Method, numbers: MethodNumbers, positions: Positions, drawn:
 
 
 def differences(metrics: Mapping[str, MetricDraws], first: Mapping[str, MetricDraws]) -> dict[str, Estimate]:
-    """Metrics less those of the first method, from the same drawn sets: chance that both share cancels."""
-    pairs = {name: draws.less(first[name]) for name, draws in metrics.items() if name in first}
+    """Metrics less those of the first method, from the same drawn sets: chance that both share cancels.
+
+    Of a coverage, which should be one number, it is the distances from that number that are compared.
+    """
+    pairs = {
+        name: compared(name, draws).less(compared(name, first[name]))
+        for name, draws in metrics.items()
+        if name in first
+    }
     return {name: draws.estimate for name, draws in pairs.items() if draws is not None}
+
+
+def compared(name: str, draws: MetricDraws) -> MetricDraws:
+    """What of a metric is smaller or larger where a method is better."""
+    ideal = METRICS[name].ideal
+    return draws if ideal is None else draws.distance(ideal)
 
 
 def _some(scores: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:

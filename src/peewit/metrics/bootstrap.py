@@ -114,6 +114,10 @@ class MetricDraws:
         low, high = math.floor(tail * (len(rest) - 1)), math.ceil((1 - tail) * (len(rest) - 1))
         return Estimate(value, min(value, float(ordered[low])), max(value, float(ordered[high])))
 
+    def distance(self, ideal: float) -> MetricDraws:
+        """How far it is from the number that it should be, on the same sets."""
+        return MetricDraws(abs(self.value - ideal), (self.rows - ideal).abs())
+
     def less(self, other: MetricDraws) -> MetricDraws | None:
         """How much more it is than another on the same sets; None where they are not the same."""
         if len(self.rows) != len(other.rows):

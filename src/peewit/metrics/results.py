@@ -135,7 +135,7 @@ class MethodScores:
         attacks: For each attack, the metrics at each strength.
         seconds: Time to predict the test set.
         differences: For each metric, its value minus that of the report's first method, with an interval from the same
-            draws of the examples.
+            draws of the examples. Of a coverage it is the distance from the share that intervals should hold.
 
     Example:
         >>> scores = report.methods[0]

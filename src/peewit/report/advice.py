@@ -43,18 +43,24 @@ def on_change(report: Results, mood: str) -> Advice | None:
     if mood != "poor" and not behind(report):
         return Advice("Predict with the posterior", predictions(report)) if mood == "good" else None
     if not validated and has_validation(report):
-        return Advice("You have validation data. Tune on them", "la = la.tune(validation=validation)")
+        return Advice("You have validation data. Tune on them", on_validation(report, method))
     if method in ("evidence", "fixed_point"):
         return Advice(
             "Tune so that predictions explain the training data, or on data that the network was not trained on",
-            "la = la.tune(train=train)  # or la.tune(validation=validation)",
+            f"la = la.tune(train=train)  # or {on_validation(report, method).removeprefix('la = ')}",
         )
     if not validated:
-        return Advice("Tune on data that the network was not trained on", "la = la.tune(validation=validation)")
+        return Advice("Tune on data that the network was not trained on", on_validation(report, method))
     return Advice(
         "Let the few recipes worth trying compete",
         f'print(pw.recommend(model, train, "{likelihood(report)}", validation=validation))',
     )
+
+
+def on_validation(report: Results, method: str | None) -> str:
+    """The line that tunes on validation data: a linear mode that was asked for needs the training data."""
+    kept = report.posterior.get("linear_mode") is True and method != "training"
+    return f"la = la.tune({'train=train, ' if kept else ''}validation=validation)"
 
 
 def on_unknown(report: Results) -> Advice | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..metrics.catalogue import merit
+from ..metrics.catalogue import describe, merit
 from ..metrics.results import Curve, Estimate, MethodScores, Reliability, Results, Shift
 from . import advice
 from .advice import Advice
@@ -175,8 +175,9 @@ def judge_change(report: Results) -> Answer:
         others = ", ".join(each.name for each in report.methods[1:])
         text = "Only the plain network was measured" + (f", beside {others}." if others else ".")
         return answer_of("What did Laplace change?", "No posterior was measured", OPEN, (text,))
-    names = ("accuracy", "ece", "nll") if report.task == "classification" else ("rmse", "coverage90", "nll")
+    names = ("nll", "ece", "accuracy") if report.task == "classification" else ("nll", "coverage90", "rmse")
     known = [name for name in names if both(name, first, base)]
+    known.sort(key=lambda name: not differ(name, first, base))  # first what decides
     sentences = [compare_metric(name, first, base) for name in known]
     verdict, mood = balance(known, first, base)
     return answer_of(question, verdict, mood, (*sentences, *winner(report)))
@@ -189,6 +190,7 @@ def both(name: str, first: MethodScores, base: MethodScores) -> bool:
 
 def balance(names: list[str], first: MethodScores, base: MethodScores) -> tuple[str, str]:
     """Better, worse, both, or nothing beyond chance; fewer errors alone say nothing about probabilities."""
+    what = "probabilities" if "ece" in names or "accuracy" in names else "intervals"
     better: list[str] = []
     worse: list[str] = []
     for name in names:
@@ -198,9 +200,9 @@ def balance(names: list[str], first: MethodScores, base: MethodScores) -> tuple[
     if better and worse:
         return "Some things for the better, some for the worse", FAIR
     if better:
-        return ("It makes fewer errors" if set(better) <= ERRORS else "Its probabilities can be trusted more"), GOOD
+        return ("It makes fewer errors" if set(better) <= ERRORS else f"Its {what} can be trusted more"), GOOD
     if worse:
-        return ("It makes more errors" if set(worse) <= ERRORS else "Its probabilities got worse"), POOR
+        return ("It makes more errors" if set(worse) <= ERRORS else f"Its {what} got worse"), POOR
     return "Nothing beyond chance", FAIR
 
 
@@ -223,6 +225,9 @@ def compare_metric(name: str, first: MethodScores, base: MethodScores) -> str:
         return f"{WORDS[name]} stayed at {text_before}."
     verb = "rose" if first_value.value > base_value.value else "fell"
     gained = merit(name, first_value.value) > merit(name, base_value.value)
+    ideal = describe(name).ideal
+    if ideal is not None:
+        return f"{WORDS[name]} {verb} from {text_before} to {text_now}: {nearer(name, first, base, ideal)}."
     if differ(name, first, base):
         doubt = f"more than chance explains, and for the {'better' if gained else 'worse'}"
     elif has_interval(first_value) or has_interval(base_value):
@@ -230,6 +235,17 @@ def compare_metric(name: str, first: MethodScores, base: MethodScores) -> str:
     else:
         doubt = "without intervals nobody can say whether this is chance"
     return f"{WORDS[name]} {verb} from {text_before} to {text_now}: {doubt}."
+
+
+def nearer(name: str, first: MethodScores, base: MethodScores, ideal: float) -> str:
+    """Whether a share came nearer to what it should be, honest about chance."""
+    goal = in_percent(ideal)
+    if differ(name, first, base):
+        gained = merit(name, first.metrics[name].value) > merit(name, base.metrics[name].value)
+        return f"{'nearer to' if gained else 'farther from'} {goal}, by more than chance explains"
+    if has_interval(first.metrics[name]) or has_interval(base.metrics[name]):
+        return f"neither is nearer to {goal} by more than chance explains"
+    return "without intervals nobody can say whether this is chance"
 
 
 def winner(report: Results) -> tuple[str, ...]:

@@ -87,8 +87,18 @@ def differ(name: str, first: MethodScores, other: MethodScores) -> bool:
     """
     known = other.differences.get(name)
     if known is None:
-        return apart(first.metrics[name], other.metrics[name])
+        return apart(*(distance(name, each.metrics[name]) for each in (first, other)))
     return has_interval(known) and (known.low > 0 or known.high < 0)
+
+
+def distance(name: str, value: Estimate) -> Estimate:
+    """How far a coverage is from the share that it should be; any other metric as it is."""
+    ideal = describe(name).ideal
+    if ideal is None:
+        return value
+    ends = sorted(abs(each - ideal) for each in (value.low, value.high))
+    inside = value.low <= ideal <= value.high
+    return Estimate(abs(value.value - ideal), 0.0 if inside and has_interval(value) else ends[0], ends[1])
 
 
 def best(name: str, methods: Sequence[MethodScores]) -> list[bool]:
