@@ -33,11 +33,14 @@ def scripts(folder: str) -> list[str]:
 
 
 EXAMPLES = {
-    **{source: source.removesuffix(".py") + ".md" for source in [*scripts("."), *scripts("huggingface")]},
+    **{
+        source: source.removesuffix(".py") + ".md"
+        for source in [*scripts("."), *scripts("huggingface"), *scripts("serving")]
+    },
     "src/peewit/demo.py": "examples/demo.md",
 }
 SCRIPTS = "examples/index.md"
-PAGES = {**OUTSIDE, **EXAMPLES, "examples/huggingface": SCRIPTS, "examples": SCRIPTS}
+PAGES = {**OUTSIDE, **EXAMPLES, "examples/huggingface": SCRIPTS, "examples/serving": SCRIPTS, "examples": SCRIPTS}
 SOURCES = {page: source for source, page in PAGES.items()}
 
 SKIPPED = re.compile(r"^( *```python) no-run$", re.M)  # a word for the tests, which MkDocs would not read

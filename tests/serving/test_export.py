@@ -18,7 +18,7 @@ from environment import DEVICE
 from fitting import classes, fitted, normal
 from peewit.network.nests import take
 from peewit.serving import files
-from peewit.serving.exported import cholesky, digamma
+from peewit.serving.exported import average, cholesky, digamma
 from snapshots import same, snapshot
 from tables import moved
 
@@ -395,7 +395,14 @@ def test_too_many_classes_for_a_covariance(monkeypatch: pytest.MonkeyPatch) -> N
         la.predictor(x).export()
 
 
-# Functions that ONNX has no operations for
+# Functions that ONNX has no operations for, or less precise ones
+
+
+@pytest.mark.parametrize("number", [1, 7, 12, 4096])
+def test_averages_in_stages(number: int) -> None:
+    """Of any number of draws."""
+    draws = normal(number, 3, 2)
+    torch.testing.assert_close(average(draws), draws.mean(0))
 
 
 def test_the_digamma_function() -> None:

@@ -18,15 +18,14 @@ def mean_log_probs(belief: Belief) -> Tensor:
 
 def mean_entropies(belief: Belief) -> Tensor:
     """(2, N, T): averaged over the outputs."""
-    return belief.gather(lambda f, weight, _: torch.stack(entropies_of_draws(f, weight), -1)).movedim(-1, 0)
 
+    def entropies(f: Tensor, weight: Tensor, _: slice) -> Tensor:
+        log_p = f.log_softmax(-1)
+        p = log_p.exp()
+        expected = (weight[..., 0].exp() * -(p * log_p).sum(-1)).sum(0)
+        return torch.stack([entropy((weight.exp() * p).sum(0)), expected], -1)
 
-def entropies_of_draws(f: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(...) twice: total and expected entropy of draws (S, ..., C) with log weights (S, ..., 1)."""
-    log_p = f.log_softmax(-1)
-    p = log_p.exp()
-    expected = (weight[..., 0].exp() * -(p * log_p).sum(-1)).sum(0)
-    return entropy((weight.exp() * p).sum(0)), expected
+    return belief.gather(entropies).movedim(-1, 0)
 
 
 def probit_log_probs(belief: Belief) -> Tensor:
@@ -72,7 +71,7 @@ def mean_pairs(belief: Belief) -> Tensor:
 
 
 def pair_entropies_of_draws(f: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(...) twice: the same of draws (S, ...) whose sigmoid is the probability of one, with log weights (S, ...)."""
+    """(...) twice: total and expected entropy of draws (S, ...) of a logit, with log weights (S, ...)."""
     log_p = torch.nn.functional.logsigmoid(torch.stack([-f, f], -1))
     p = log_p.exp()
     expected = (weight.exp() * -(p * log_p).sum(-1)).sum(0)

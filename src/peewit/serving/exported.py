@@ -182,6 +182,14 @@ def cholesky(covariance: Tensor) -> Tensor:
     return torch.stack(columns, -1)
 
 
+def average(draws: Tensor) -> Tensor:
+    """(S, ...) -> (...): in two stages, for runtimes that add one number after the other lose 1e-5 over thousands."""
+    number = draws.shape[0]
+    groups = next(size for size in range(math.isqrt(number), 0, -1) if number % size == 0)
+    total: Tensor = draws.unflatten(0, (groups, -1)).sum(1).sum(0)
+    return total / number
+
+
 class LabelRule(nn.Module, ABC):
     """From the mean of the outputs and the inputs of the last layer to what is said of labels."""
 
@@ -206,8 +214,9 @@ class ClassRule(LabelRule):
         spread = self.covariances(inputs, mean.dtype)
         if self.link == "probit":
             probs = links.probit(mean, spread.variance)
-            log_weight = mean.new_full((1, 1, 1, 1), -math.log(spread.steps.shape[0]))
-            total, expected = label_rules.entropies_of_draws(mean + spread.steps, log_weight)
+            log_p = (mean + spread.steps).log_softmax(-1)
+            total = label_rules.entropy(average(log_p.exp()))
+            expected = average(-(log_p.exp() * log_p).sum(-1))
         else:
             normalised = self.link == "bridge_normalised"
             log_alpha = links.log_bridge_of(mean, spread.variance, spread.row_sums, normalised)
