@@ -196,6 +196,16 @@ def test_options_of_tuning(name: str, says: str, la: pw.Laplace) -> None:
     assert says in str(caught.value)
 
 
+def test_what_a_call_needs(la: pw.Laplace) -> None:
+    """Data of tuning go in by name, and a fit needs a likelihood."""
+    with pytest.raises(pw.ArgumentTypeError, match=r"tune\(train=\(x, y\)\)"):
+        la.tune(X, X)  # type: ignore[arg-type, call-arg]  # what is refused
+    with pytest.raises(pw.ArgumentTypeError, match=r"fit\(\) is missing likelihood; .*'classification', 'regression'"):
+        pw.fit(la.model, (X, X))  # type: ignore[call-arg]
+    with pytest.raises(pw.ArgumentTypeError, match="missing model and data and likelihood"):
+        pw.fit()  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import peewit as pw
-from fitting import normal, seeded
+from environment import DEVICE
+from fitting import classes, normal, seeded
 
 NAMES = ["a", "b", "c"]
 
@@ -284,3 +285,44 @@ def test_batches_whose_outputs_differ_in_shape() -> None:
     la = pw.fit(model, (X[:, None], X[:, None]), "regression")
     with pytest.raises(pw.PeewitError, match=r"shape \(1, 3\) in one batch and \(1, 2\) in another.*batch by batch"):
         la.predict(iter([X[:, None], X[:, None, :2]]))
+
+
+class Texts(nn.Module):
+    """(N, T) tokens to (N, 2), as transformers call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(7, 3), nn.Linear(3, 2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        known = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        return self.head((self.table(input_ids) * known[..., None]).sum(1))
+
+
+def test_lists_that_a_tokenizer_returns() -> None:
+    """By name or in a mapping, as the tensors; texts of several lengths are refused with the line to type."""
+    tokens = classes(7, 4, 5)
+    mask = torch.ones_like(tokens)
+    batch = {"input_ids": tokens, "attention_mask": mask}
+    la = pw.fit(Texts().to(DEVICE), [{**batch, "labels": classes(2, 4)}], "classification")
+    expected = la.predict(**batch).probs
+    lists = {"input_ids": tokens.tolist(), "attention_mask": mask.tolist()}
+    for pred in (la.predict(**lists), la.predict(lists), la.predict([batch])):
+        torch.testing.assert_close(pred.probs, expected)
+    with pytest.raises(ValueError, match=r"lengths \[2, 3\].*return_tensors='pt'"):
+        la.predict(input_ids=[[1, 2], [1, 2, 3]])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"one list for each text.*return_tensors='pt'"):
+        la.predict(input_ids=[1, 2])  # type: ignore[arg-type]
+
+
+def test_lists_of_batches_without_a_loader() -> None:
+    """Mappings in a list are batches, as in a fit; an empty list is refused."""
+    tokens = classes(7, 6, 5)
+    batches = [{"input_ids": tokens[:4], "labels": classes(2, 4)}, {"input_ids": tokens[4:], "labels": classes(2, 2)}]
+    la = pw.fit(Texts().to(DEVICE), batches, "classification")
+    pred, alone = la.predict(batches), la.predict(input_ids=tokens)
+    torch.testing.assert_close(pred.probs, alone.probs)
+    assert la.functional(batches).mean.shape == (6, 2)
+    for nothing in ([], {}, ()):
+        with pytest.raises(ValueError, match=r"x is an empty (list|dict|tuple); expected inputs"):
+            la.predict(nothing)

@@ -577,3 +577,6 @@ def test_reprs_can_be_read() -> None:
     assert "3 draws of the weights" in repr(made(draws, pw.Categorical(), method="sampled"))
     with pytest.raises(AttributeError, match="it has aleatoric"):
         _ = made(one, pw.Gaussian()).probs
+    for name, meant in {"var": "variance", "stddev": "std", "deviation": "std"}.items():
+        with pytest.raises(AttributeError, match=f"no '{name}'; did you mean '{meant}'"):
+            getattr(made(one, pw.Gaussian()), name)

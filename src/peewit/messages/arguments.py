@@ -57,6 +57,10 @@ def one_input(x: Any, named: Mapping[str, Any], call: str = "la.predict") -> Any
             "x is a NoneType, and there are no inputs by name; expected a tensor or what else the network takes, as "
             f"in {call}(x), or all inputs by name, as in {call}(**batch)."
         )
+    if isinstance(x, list | tuple | Mapping) and not x:
+        raise PeewitError(
+            f"x is an empty {type(x).__name__}; expected inputs of the network, with a leading axis of examples."
+        )
     return named if x is None else x
 
 

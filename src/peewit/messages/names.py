@@ -54,6 +54,13 @@ OTHERS: dict[str, str | tuple[str, ...]] = {
     "sigma": "noise",
     "seed": "generator",
     "scale": "data_weight",
+    "var": "variance",
+    "stddev": "std",
+    "deviation": "std",
+    "standard_deviation": "std",
+    "proba": "probs",
+    "probabilities": "probs",
+    "predicted": "mode",
     "prior": "parameters",
     "noise": "parameters",
     "temperature": "parameters",
@@ -106,7 +113,7 @@ def check_name(value: Any, known: Iterable[str], what: str) -> None:
 def spelled(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
     """The same function, which answers unknown options with the nearest known one.
 
-    Where it takes further keywords, these are tensors.
+    Where it takes further keywords, these are tensors, arrays or lists of numbers.
     """
     parameters = inspect.signature(function).parameters
     known = [name for name, each in parameters.items() if name != "self" and each.kind is not each.VAR_KEYWORD]
@@ -115,13 +122,21 @@ def spelled(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     places = [name for name, each in parameters.items() if each.kind in by_place]
     any_number = any(each.kind is each.VAR_POSITIONAL for each in parameters.values())
+    needed = [name for name in places if parameters[name].default is inspect.Parameter.empty and name != "self"]
 
     @functools.wraps(function)
     def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
         if not any_number and (len(args) > len(places) or not kwargs.keys().isdisjoint(places[: len(args)])):
             refuse_places(title, args, places, kwargs)
-        options = [name for name, value in kwargs.items() if not takes_more or not hasattr(value, "shape")]
+        options = [
+            name
+            for name, value in kwargs.items()
+            if not takes_more or not (hasattr(value, "shape") or isinstance(value, list))
+        ]
         check_options(options, known, title, ", ".join(known) or "none")
+        missing = [name for name in needed if name not in kwargs and name not in places[: len(args)]]
+        if missing and not any_number:
+            refuse_missing(title, missing, places)
         return function(*args, **kwargs)
 
     return inner
@@ -133,12 +148,24 @@ def refuse_places(title: str, args: Sequence[Any], places: Sequence[str], kwargs
     values = args[len(places) - len(named) :]
     arrays = [hasattr(each, "shape") for each in values]
     apart = next((n for n in range(len(values) - 1) if arrays[n] and arrays[n + 1] and n < len(named)), None)
-    call = ", ".join(["(x, y)" if n == apart else name for n, name in enumerate(named)])
+    pair = "(x, y)" if apart is None or named[apart] != "method" else "train=(x, y)"  # which tune takes by name
+    call = ", ".join([pair if n == apart else name for n, name in enumerate(named)])
     hint = "" if apart is None else f" Inputs and targets go in together: {title.rpartition('.')[2]}({call})."
     twice = [name for name in named[: len(values)] if name in kwargs]
     what = f"{', '.join(twice)} twice, by its place and by its name" if twice else f"{len(values)} arguments by place"
     raise ArgumentTypeError(
         f"{title}() was given {what}; it takes ({', '.join(named)}) by place, and all else by name.{hint}"
+    )
+
+
+def refuse_missing(title: str, missing: Sequence[str], places: Sequence[str]) -> None:
+    """Refuse a call without what it needs, and say what to type where that is a likelihood."""
+    named = ", ".join(name for name in places if name != "self")
+    hint = ""
+    if "likelihood" in missing:
+        hint = " The likelihood says how targets are distributed: 'classification', 'regression', 'binary' or another."
+    raise ArgumentTypeError(
+        f"{title}() is missing {' and '.join(missing)}; it takes ({named}) by place, and all else by name.{hint}"
     )
 
 

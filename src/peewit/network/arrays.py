@@ -64,12 +64,32 @@ def as_tensors(value: Any, what: str) -> Any:
         return as_tensor(value, what)
     if hasattr(value, "toarray") and hasattr(value, "shape"):
         raise ArgumentTypeError(f"{what} is a sparse {type(value).__name__}; expected a dense one, by x.toarray().")
+    if isinstance(value, Mapping) and value and all(map(is_list_of_numbers, value.values())):
+        return {key: tokens_as_tensor(each, f"{what}[{key!r}]", key) for key, each in value.items()}
     if isinstance(value, Mapping):
         return {key: as_tensors(each, f"{what}[{key!r}]") if is_array(each) else each for key, each in value.items()}
     if isinstance(value, list | tuple) and any(map(holds_array, value)):
         parts = [as_tensors(each, f"{what}[{number}]") for number, each in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
+
+
+def is_list_of_numbers(value: Any) -> bool:
+    """Whether something is a list, or lists in a list, that begin with a number."""
+    return isinstance(value, list) and bool(value) and only_numbers(value)
+
+
+def tokens_as_tensor(value: list[Any], what: str, key: Any) -> Tensor:
+    """Lists of a mapping, as a tokenizer returns them; refused where texts are not padded, or there is one alone."""
+    advice = "Let the tokenizer return tensors: la.predict(**tokenizer(texts, padding=True, return_tensors='pt'))"
+    if key == "input_ids" and not isinstance(value[0], list | tuple):
+        raise PeewitError(f"{what} is one list of numbers; expected one list for each text. {advice}.")
+    lengths = sorted({len(row) for row in value if isinstance(row, list | tuple)})
+    if len(lengths) > 1:
+        raise PeewitError(
+            f"{what} is a list whose rows have lengths {lengths[:4]}; expected as many numbers in every row. {advice}."
+        )
+    return as_tensor(value, what)
 
 
 def holds_array(value: Any) -> bool:

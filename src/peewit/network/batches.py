@@ -269,7 +269,12 @@ class UnlabelledBatches:
 
 
 def is_loader(x: Any) -> bool:
-    """Whether what is asked about comes in batches, as from a DataLoader or a dataset, and is not a nest of tensors."""
+    """Whether what is asked about comes in batches, as from a DataLoader or a dataset, and is not a nest of tensors.
+
+    A list of mappings is one of batches, as in a fit.
+    """
+    if isinstance(x, list) and x and all(isinstance(each, Mapping) for each in x):
+        return True
     nest = isinstance(x, Tensor | Mapping | list | tuple | str | bytes) or is_array(x) or is_frame(x)
     return isinstance(x, Iterable | Dataset) and not nest
 

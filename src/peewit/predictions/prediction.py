@@ -14,6 +14,7 @@ from torch import Tensor
 from ..likelihoods import Form, Labelled, Likelihood
 from ..messages.arguments import check_generator
 from ..messages.errors import ArgumentTypeError, MissingPackageError, PeewitError
+from ..messages.names import nearest
 from ..network.arrays import as_tensors
 from .isolation import isolate
 from .outputs import Belief, GaussianOutputs
@@ -258,7 +259,9 @@ class Prediction(ABC):
             """Say what there is: regression has moments, classification has probabilities."""
             if not name.startswith("_"):
                 known = [each for each in dir(type(self)) if not each.startswith("_")]
-                raise AttributeError(f"A {type(self).__name__} has no {name!r}; it has {', '.join(known)}.")
+                near = nearest(name, known, cutoff=0.75)
+                text = f"{near}It has" if near else "it has"
+                raise AttributeError(f"A {type(self).__name__} has no {name!r}; {text} {', '.join(known)}.")
             raise AttributeError(name)
 
     def _targets(self, y: Tensor) -> tuple[Tensor, Tensor]:
