@@ -148,6 +148,21 @@ def test_one_look_at_few_examples() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_settings_that_a_loss_writes_are_restored() -> None:
+    """As text classifiers of transformers note the kind of problem; a value that was there stays."""
+    for before in (None, "regression"):
+        config = SimpleNamespace(problem_type=before)
+
+        def loss(f: Tensor, y: Tensor, config: SimpleNamespace = config) -> Tensor:
+            config.problem_type = "single_label_classification"
+            return F.cross_entropy(f, y)
+
+        model = network(3, loss)
+        model.config = config  # type: ignore[assignment]
+        fit(model, LABELS, "classification")
+        assert config.problem_type == before
+
+
 class Tokens(nn.Module):
     """Logits of tokens, without a loss."""
 

@@ -289,11 +289,29 @@ def test_a_network_that_learnt_labels_shifted_twice_is_named() -> None:
     assert la.likelihood == pw.Categorical(shift=False)
 
 
+class NextForCausalLM(Next):
+    """The same under a name that says what it predicts."""
+
+
 def test_one_token_throughout_is_no_shift_by_hand() -> None:
-    """Its labels are the inputs and the next inputs: the network's own loss decides."""
+    """Its labels are the inputs and the next inputs, and both losses are equal: the name of the class decides."""
     ids = torch.full((6, LENGTH), 3)
-    la = fitted(network(), [{"input_ids": ids, "labels": ids}])
+    la = fitted(built(NextForCausalLM()), [{"input_ids": ids, "labels": ids}])
     assert la.likelihood == pw.Categorical(shift=True)
+    with pytest.warns(pw.FitWarning, match="The labels are the inputs themselves"):
+        la = fitted(network(), [{"input_ids": ids, "labels": ids}])
+    assert la.likelihood == pw.Categorical()
+
+
+@pytest.mark.parametrize("shifts", [True, False])
+def test_losses_that_are_close_are_told_apart(shifts: bool) -> None:
+    """An untrained network is about as surprised at every token; its own loss is exactly one of both."""
+    model = network(shifts)
+    with torch.no_grad():
+        model.head.weight *= 1e-4
+        model.head.bias *= 0
+    ids = classes(TOKENS, 6, LENGTH)
+    assert fitted(model, [{"input_ids": ids, "labels": ids}]).likelihood == pw.Categorical(shift=shifts)
 
 
 def test_products_are_shifted_too() -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,6 +30,9 @@ from .gaussian import Gaussian
 from .labelled import Labelled
 
 EXAMPLES = 4  # of the first batch, on which losses are compared
+NEARER = 10.0  # times: a loss so much nearer than another is the network's, though both are near
+NOTED = "problem_type"  # what the loss of a text classifier writes into its settings
+CAUSAL = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that predict the next token
 FURTHER = ("aux_loss", "z_loss", "router_aux_loss", "encoder_z_loss", "decoder_z_loss")  # terms that no label is in
 
 
@@ -74,7 +78,7 @@ def like_own_loss(model: nn.Module, likelihood: Likelihood, first: Callable[[], 
     if loss is None:
         return likelihood
     try:
-        chosen = with_shift(likelihood, loss)
+        chosen = with_shift(likelihood, loss, predicts_next(model))
         energy = loss.nearest(chosen)
     except Exception:  # outputs and labels that do not fit: the fit itself says so
         return likelihood
@@ -91,18 +95,43 @@ def like_own_loss(model: nn.Module, likelihood: Likelihood, first: Callable[[], 
     return chosen
 
 
-def with_shift(likelihood: Likelihood, loss: OwnLoss) -> Likelihood:
-    """The likelihood with labels shifted or not, whichever gives the network's own loss; itself where none can be."""
+def with_shift(likelihood: Likelihood, loss: OwnLoss, causal: bool) -> Likelihood:
+    """The likelihood with labels shifted or not, whichever gives the network's own loss; itself where none can be.
+
+    Where both are near, as with outputs that are all alike, it is the much nearer one; else `causal` says it.
+    """
     shiftable = loss.f.dim() == 3 and loss.y.dim() == 2 and loss.y.shape[1] > 1 and not loss.y.is_floating_point()
     if not isinstance(likelihood, Categorical) or likelihood.shift is not None or not shiftable:
         return likelihood
     plain, shifted = (replace(likelihood, shift=shift) for shift in (False, True))
     if loss.has_next_tokens(likelihood):
         return plain
-    distances = [abs(loss.nearest(each) - loss.value) for each in (plain, shifted)]
-    if all(loss.is_near(loss.value + distance) for distance in distances):  # as with outputs that are all alike
-        return shifted if are_inputs(loss.y, loss.inputs, likelihood.ignore_index) else plain
+    rounding = 4 * torch.finfo(loss.f.dtype).eps * abs(loss.value)
+    distances = [max(abs(loss.nearest(each) - loss.value), rounding) for each in (plain, shifted)]
+    alike = all(loss.is_near(loss.value + distance) for distance in distances)
+    if alike and NEARER * min(distances) >= max(distances):
+        if not are_inputs(loss.y, loss.inputs, likelihood.ignore_index):
+            return plain
+        return shifted if causal else likelihood  # of which the fit warns
     return shifted if distances[1] < distances[0] else plain
+
+
+def predicts_next(model: nn.Module) -> bool:
+    """Whether the network, or one inside it, is of a class of causal language models by its name."""
+    return any(type(module).__name__.endswith(CAUSAL) for module in model.modules())
+
+
+@contextmanager
+def keeping_problem_types(model: nn.Module) -> Iterator[None]:
+    """Restore what a loss of `transformers` writes into the network's settings."""
+    settings = {id(each): each for module in model.modules() if hasattr(each := getattr(module, "config", None), NOTED)}
+    before = [(each, getattr(each, NOTED)) for each in settings.values()]
+    try:
+        yield
+    finally:
+        for each, value in before:
+            if getattr(each, NOTED) is not value:
+                setattr(each, NOTED, value)
 
 
 def takes_labels(model: nn.Module) -> bool:
@@ -121,7 +150,7 @@ def own_loss(model: nn.Module, inputs: Inputs, targets: Tensor) -> OwnLoss | Non
     some = slice(0, EXAMPLES)
     inputs, targets = take(inputs, some), targets[some]
     try:
-        with isolated(model, []), torch.no_grad():
+        with isolated(model, []), keeping_problem_types(model), torch.no_grad():
             result = run(partial(model, labels=targets.clone()), inputs)
             restore_buffers(model)
         loss, output = entry(result, "loss"), output_in(result)
