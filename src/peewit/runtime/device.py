@@ -15,12 +15,20 @@ def device_named(device: Any) -> torch.device:
     try:
         if isinstance(device, torch.dtype | nn.Module):
             raise TypeError
-        return torch.device(device)
+        chosen = torch.device(device)
     except (RuntimeError, TypeError):
         raise PeewitError(
             f"device={device!r} was given; expected a name such as 'cpu' or 'cuda:0', or a torch.device. The dtype of "
             "a posterior is that of its network: fit again for another."
         ) from None
+    number = torch.cuda.device_count() if chosen.type == "cuda" else 0
+    if chosen.type == "cuda" and (chosen.index or 0) >= number:
+        there = f"torch sees {number} GPUs" if number else "torch sees no GPU here"
+        raise PeewitError(
+            f"device={device!r} was given, and {there}; expected one that is there, such as device='cpu'. "
+            "torch.cuda.is_available() tells whether torch can use one."
+        )
+    return chosen
 
 
 def wait(device: torch.device) -> None:

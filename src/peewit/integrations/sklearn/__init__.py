@@ -1,6 +1,6 @@
 """Networks that say how sure they are, as scikit-learn estimators: numpy arrays in, intervals and probabilities out.
 
-`pw.sklearn` needs scikit-learn: `pip install "peewit[sklearn]"`.
+`pw.sklearn` needs scikit-learn: `pip install scikit-learn`.
 """
 
 from __future__ import annotations
