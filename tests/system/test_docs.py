@@ -17,7 +17,8 @@ import pytest
 from environment import ROOT
 
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))] if page.is_file()]
-NEEDED = {"gallery.md": "plotly", "text.md": "peft", "serving.md": "onnxruntime"}  # what a page cannot do without, and the library can
+# What a page cannot do without, and the library can.
+NEEDED = {"gallery.md": "plotly", "text.md": "peft", "serving.md": "onnxruntime"}
 FENCE = re.compile(r"^(?P<indent> *)```python(?P<info>[^\n]*)\n(?P<code>.*?)^(?P=indent)```[ ]*$", re.M | re.S)
 
 

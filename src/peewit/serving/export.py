@@ -126,7 +126,7 @@ def module_of(closed: ClosedForm, options: PredictOptions, likelihood: Likelihoo
     module = ExportedModule(network, last, form, change, rule, mode_for(network))
     for parameter in module.parameters():
         parameter.requires_grad_(False)
-    return module.eval()
+    return module.eval().to(state.weights.device)
 
 
 def change_of(
