@@ -24,7 +24,7 @@ import peewit as pw
 from peewit.metrics import accuracy, auroc, ece, nll
 
 CONSOLE = Console(width=140)
-TURNS = 40  # at most, between the linear mode and the precisions
+TURNS = 100  # at most, between the linear mode and the precisions
 # Okabe and Ito's colours, which the colour-blind can tell apart; markers differ too.
 GREY, ORANGE, BLUE, GREEN = "#666666", "#D55E00", "#0072B2", "#009E73"
 COLOURS = {"": GREY, "trained": ORANGE, "linear": BLUE, "validation": GREEN}
