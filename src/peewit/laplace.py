@@ -576,8 +576,9 @@ class Laplace:
 
         Args:
             x: Inputs of the network, N of them: tensors, numpy arrays or a data frame, whose columns go by name where
-                the fit had names. The "labels" of a batch that is a mapping are left out. Or a DataLoader, a Dataset
-                or another iterable of batches, with targets or without, which are predicted batch by batch.
+                the fit had names. The "labels" of a batch that is a mapping are left out. Or a DataLoader, a Dataset,
+                a list of mappings or another iterable of batches, with targets or without, which are predicted batch
+                by batch.
             method: "linearised" for outputs of the linearised network, or "sampled" for outputs of the network itself
                 at `samples` draws of the weights.
             link: How outputs become labels: "probit", "bridge", "bridge_normalised", "exact", "natural", "mean" or
@@ -591,7 +592,8 @@ class Laplace:
             at: "trained_weights" to predict around the network's own outputs, or "linear_mode" to predict around those
                 of the linear model at its mode.
             progress: Whether to show a progress bar.
-            inputs: Inputs by name in place of x, as in `la.predict(**batch)`.
+            inputs: Inputs by name in place of x, as in `la.predict(**batch)`: tensors, arrays, or the lists that a
+                tokenizer returns.
 
         Returns:
             A `pw.Prediction`. The likelihood decides its class: `pw.Classes`, `pw.Binary`, `pw.Regression`,

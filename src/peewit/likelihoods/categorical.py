@@ -51,8 +51,9 @@ class Categorical(Likelihood):
     """Classes, one of which is right: the outputs are logits of a softmax.
 
     `pw.fit(..., "classification")` takes it. Targets are class numbers, shaped as the outputs without their class axis,
-    or class probabilities in the outputs' own shape. The loss is `torch.nn.CrossEntropyLoss(reduction="sum")`, and the
-    options have its names. With `weight` or `label_smoothing` the loss is not a likelihood of the labels, so the
+    or class probabilities in the outputs' own shape. Class numbers may be floats, have an axis of one in place of the
+    classes, or be booleans where there are two classes. The loss is `torch.nn.CrossEntropyLoss(reduction="sum")`, and
+    the options have its names. With `weight` or `label_smoothing` the loss is not a likelihood of the labels, so the
     evidence comes with a caveat.
 
     Args:
@@ -62,7 +63,8 @@ class Categorical(Likelihood):
         weight: One number per class, (C,), that multiplies the energy of its labels.
         label_smoothing: The share of each label that is spread evenly over all classes, from 0 to below 1.
         shift: Whether outputs at position t predict the label at t + 1, as in causal language models whose labels are
-            their inputs. None: `pw.fit` does what the network's own loss does, where the network computes one.
+            their inputs. None: `pw.fit` does what the network's own loss does, where the network computes one; where
+            that is equal both ways, what the name of its class says.
 
     Raises:
         PeewitError: `weight` or `label_smoothing` is out of range; by `pw.fit`, where labels do not fit the outputs.
