@@ -89,6 +89,7 @@ def test_a_file_that_fit_tuned_knows_it(place: str, capsys: pytest.CaptureFixtur
     assert "Its prior was tuned on validation data" in posterior_in_words(second)
 
 
+@pytest.mark.filterwarnings("ignore::peewit.TuningWarning")  # the training data are the validation data here
 def test_tune_keeps_the_linear_mode_of_a_posterior(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the training data are given; else both ways are named."""
     net = "-m NET:regressor"

@@ -152,6 +152,7 @@ DEFAULTS: dict[str, tuple[Any, Any]] = {
     "title": (lambda own: own.title, "Counts"),
     "caveat": (lambda own: own.caveat, ""),
     "domain": (lambda own: own.domain, ""),
+    "prepare": (lambda own: own.prepare(normal(20, 2), Y) is Y, True),
     "form": (lambda own: own.form(normal(20, 2), Y), FORM),
     "check_inputs": (lambda own: own.check_inputs(FLAT) is FLAT, True),
     "asked": (lambda own: own.asked(FLAT) is own, True),
