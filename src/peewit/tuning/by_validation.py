@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 LEAST = 1e-3
 CERTAIN = LIMITS[1]  # a precision under which the weights are as good as certain
 OFFSETS = ((-6.9, -4.6, -2.3, 2.3, 4.6, 6.9), (-1.4, -0.7, 0.7, 1.4), (-2.3, -1.1, 1.1, 2.3))
-OTHERS = f", {LEAST:g} times what the size of the weights suggests; limits= allows others"
+AT_LEAST = (
+    f"; the precision is the least that is tried, {LEAST:g} of what the size of the weights suggests (see limits=)"
+)
 WORDS = ("The geometric mean of the precisions", "The noise", "The temperature")
 NONE = "on these data no uncertainty of the weights is best, and predictions are the network's own"
 
@@ -166,8 +168,15 @@ def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorStat
     )
     if not converged:
         warnings.append(f"Tuning did not converge: {stopped}.")
+    if settings.prior and settings.limits is None and is_at(best[0], precisions[0]):
+        stopped += AT_LEAST
     values = [math.exp(value) for value in best]
     return best_posterior(la, coordinates, settings, values, search.steps, stopped, converged, warnings)
+
+
+def is_at(log: float, end: float) -> bool:
+    """Whether a logarithm is that of an end of its range."""
+    return abs(log - math.log(end)) < 1e-2
 
 
 def at_limits(
@@ -176,18 +185,15 @@ def at_limits(
     """Warnings about what is at an end of its range, and where the network itself is best."""
     warnings = []
     for axis in axes:
-        if axis == 0 and best[0] >= math.log(CERTAIN) - 1e-2:
+        if axis == 0 and is_at(best[0], CERTAIN):
             warnings.append(f"The geometric mean of the precisions is {CERTAIN:.3g}: {NONE}.")
             continue
         for top in (0, 1):
-            # A noise as small as the training residuals is nothing odd.
-            if (axis, top) != (1, 0) and abs(best[axis] - math.log(ends[axis][top])) < 1e-2:
-                least = axis == 0 and top == 0 and settings.limits is None
-                more = (
-                    f", {LEAST:g} times what the size of the weights suggests; limits= allows others" if least else ""
-                )
+            # Nothing odd: a noise as small as the training residuals, and the least precision unless it was given.
+            usual = (axis, top) == (1, 0) or ((axis, top) == (0, 0) and settings.limits is None)
+            if not usual and is_at(best[axis], ends[axis][top]):
                 end = "largest" if top else "smallest"
-                warnings.append(f"{WORDS[axis]} is at the {end} allowed, {ends[axis][top]:.3g}{more}.")
+                warnings.append(f"{WORDS[axis]} is at the {end} allowed, {ends[axis][top]:.3g}.")
     return warnings
 
 
