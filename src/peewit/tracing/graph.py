@@ -101,6 +101,8 @@ def cut_of(nodes: Collection[Any], examples: int) -> tuple[Any, ...]:
         axis = getattr(node, "_saved_dim", getattr(node, "axis", None))  # our own `Unbind` has an axis
         if not whole or not isinstance(axis, int) or c_int64(axis).value % len(whole):
             continue
+        if kind.startswith("Slice") and shape == tuple(whole):
+            continue  # all of it: up to torch 2.8 the first step of x[:, 1:]
         if whole[0] % examples == 0:
             cuts.append((kind, whole[0], *(getattr(node, name, None) for name in CUT)))
     if cuts:  # which pieces are taken, and where, of steps that make several
