@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,7 @@ def fit_measured(case: Case, fit: Callable[[Batches], Any]) -> dict[str, Any]:
 
     def once() -> None:
         timings = getattr(fit(case.batches), "timings", None)
-        if isinstance(timings, dict) and "decompose" in timings:
+        if isinstance(timings, Mapping) and "decompose" in timings:
             decompositions.append(float(timings["decompose"]))
 
     fit(case.batches[:1])  # warm up: kernels are chosen and libraries loaded

@@ -84,7 +84,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "used up": (lambda: ask(iter(())), V, ("test", "no examples", "used up")),
     "all ignored": (lambda: ask((x(), torch.full_like(y(), -100))), V, ("no position has a label",)),
     "class count": (lambda: ask((x(), y() + 2)), V, ("outside 0..2", "3 outputs")),
-    "float labels": (lambda: ask((x(), y().double())), T, ("dtype torch.float64", "class numbers")),
+    "labels between two classes": (lambda: ask((x(), y() + 0.5)), T, ("dtype torch.float32", "class numbers")),
     "soft labels": (
         lambda: ask((x(), torch.full((10, 3), 1 / 3, dtype=torch.float64, device=DEVICE))),
         T,
@@ -95,7 +95,7 @@ TABLE: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
         V,
         ("between 0 and 1", "expected 0 or 1"),
     ),
-    "label shape": (lambda: ask((x(), y()[:, None])), V, ("(10, 3)", "(10, 1)")),
+    "label shape": (lambda: ask((x(), y()[:, None].repeat(1, 2))), V, ("(10, 3)", "(10, 2)")),
     "lengths": (lambda: ask((x(), y()[:4])), V, ("10 inputs", "(4,)")),
     "words": (lambda: ask((x(), ["a"] * 10)), T, ("holds words", "pandas.factorize")),
     "one logit": (lambda: plain(regressor(), (numbers()[0], y().repeat(4))), V, ("one output", "binary")),

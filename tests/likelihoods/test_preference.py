@@ -134,7 +134,7 @@ def test_forms_of_data() -> None:
         assert relative(fitted(data).log_evidence().cpu(), expected) < EXACT
 
 
-@pytest.mark.filterwarnings("ignore:The best prior is at the:peewit.TuningWarning")
+@pytest.mark.filterwarnings("ignore:The network itself is best:peewit.TuningWarning")
 def test_tune_evaluate_update_and_files(tmp_path: Path) -> None:
     """All that other likelihoods have."""
     pair, y = pairs()
@@ -146,7 +146,8 @@ def test_tune_evaluate_update_and_files(tmp_path: Path) -> None:
     loaded = pw.load(tmp_path / "la.safetensors", copy.deepcopy(la.model))
     assert loaded.likelihood == pw.Preference() and torch.equal(loaded.predict(pair).probs, la.predict(pair).probs)
     tuned = la.tune("grid", validation=(pair, y.round()), grid=[0.01, 1.0, 100.0])
-    p = {prior: la.with_prior(prior).predict(pair).log_prob(y.round()).mean() for prior in (0.01, 1.0, 100.0)}
+    candidates = (0.01, 1.0, 100.0, 1e10)  # those of the grid, and the network itself
+    p = {prior: la.with_prior(prior).predict(pair).log_prob(y.round()).mean() for prior in candidates}
     assert float(tuned.prior.precision) == max(p, key=lambda prior: float(p[prior]))
     report = pw.evaluate(la, (pair, y.round()), baselines="plain", intervals=0)
     assert report.methods[0].metrics["nll"].value == pytest.approx(-float(p[1.0]), rel=0.1)

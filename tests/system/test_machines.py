@@ -36,7 +36,10 @@ def test_vector_instructions_are_those_of_the_setting() -> None:
 def order(seed: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     class Item:
         def __init__(self, name: str) -> None:
-            self.name, self.keywords = name, {}
+            self.name = name
+
+        def get_closest_marker(self, name: str) -> None:
+            """No marker."""
 
     monkeypatch.setattr(conftest, "ORDER", seed)
     items = [Item(str(number)) for number in range(50)]

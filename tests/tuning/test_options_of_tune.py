@@ -28,7 +28,8 @@ def settings(noise_there: bool = True, **given: Any) -> Any:
         "predict": None,
         "passing": Passing(),
     }
-    return check_settings(SimpleNamespace(likelihood=likelihood, linear_mode=None), **usual | given)  # type: ignore[arg-type]
+    untuned = SimpleNamespace(likelihood=likelihood, linear_mode=None, trace=None)
+    return check_settings(untuned, **usual | given)  # type: ignore[arg-type]
 
 
 def test_defaults_of_tune() -> None:
