@@ -555,7 +555,11 @@ def test_blocks_in_which_float32_shows() -> None:
     assert Rounding(source=source_of(), seen=10, ended=True).find_visible(sizes) == {"b"}
     assert [Rounding(source=source_of(expected=8), seen=seen).growth for seen in (0, 2, 9)] == [8.0, 4.0, 1.0]
     for degree, scale, least, strength in ((1, 3.0, 0.5, 6.0), (2, 3.0, 0.5, 18.0), (1, 3.0, 2.0, 1.5)):
-        settings = {"kind": SimpleNamespace(degree=degree), "likelihood": SimpleNamespace(noise_precision=scale), "least": least}
+        settings = {
+            "kind": SimpleNamespace(degree=degree),
+            "likelihood": SimpleNamespace(noise_precision=scale),
+            "least": least,
+        }
         own: Rounding[str] = Rounding(source=source_of(**settings, expected=1))
         assert own.strength == pytest.approx(strength)
         given = {"a": torch.tensor(2.5e5 / strength), "b": torch.tensor(3.5e5 / strength)}
