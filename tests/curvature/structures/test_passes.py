@@ -14,7 +14,7 @@ from fitting import built, fitted, normal
 from known_batches import ROOM, batch_of, source_of
 from peewit.curvature.structures import passes, rounding
 from peewit.curvature.structures.factors import KronFactors, KronSums
-from peewit.curvature.structures.passes import Measurement, measure_corrections, measure_factors
+from peewit.curvature.structures.passes import KronMeasurement, measure_corrections, measure_factors
 from peewit.curvature.structures.rounding import Rounding
 from peewit.jacobians.explicit import Explicit
 from peewit.jacobians.factored import Matrix, Term
@@ -160,7 +160,7 @@ def test_later_batches_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -
     batches = [batch_of(part.examples, {WEIGHT: part}) for part in parts]
     monkeypatch.setattr(rounding, "PRODUCTS", 0.1 / 5 / 40**0.5 * 1e12)  # between the numbers 1 and 10 of both looks
     source = source_of(*batches, likelihood=SimpleNamespace(noise_precision=1e9), one_shot=True)
-    made = Measurement(approx="expand", bias="separate", rounding=Rounding(source=source))
+    made = KronMeasurement(approx="expand", bias="separate", rounding=Rounding(source=source))
     for batch in batches:
         made.add(batch)
     own = made.sums.factors[(WEIGHT,), False]
@@ -190,10 +190,10 @@ def test_sums_in_which_nothing_shows_are_rounded(monkeypatch: pytest.MonkeyPatch
     assert wide.others[NORM].dtype == torch.float64
 
 
-def measurement_of(sums: KronSums, **options: Any) -> Measurement:
+def measurement_of(sums: KronSums, **options: Any) -> KronMeasurement:
     """With sums that are there, of data that were looked at or not."""
     source = source_of(likelihood=SimpleNamespace(noise_precision=options.pop("scale", 1.0)), one_shot=True)
-    return Measurement(approx="expand", bias="separate", rounding=Rounding(source=source, **options), sums=sums)
+    return KronMeasurement(approx="expand", bias="separate", rounding=Rounding(source=source, **options), sums=sums)
 
 
 def side(number: float, size: int = 2) -> Tensor:
@@ -252,7 +252,7 @@ def test_what_stays_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
         assert bool(made.rounding.lost) is (seen == 5)
     sums = KronSums(factors={owns["plain"]: KronFactors(side(1.0), side(1.0), 1.0)})
     assert measurement_of(sums, wide=True, seen=5).finish(set()).factors[owns["plain"]].inputs.dtype == torch.float64
-    assert KronSums() == Measurement(approx="expand", bias="separate", rounding=Rounding(source=source_of())).sums
+    assert KronSums() == KronMeasurement(approx="expand", bias="separate", rounding=Rounding(source=source_of())).sums
 
 
 def test_small_sides_have_products_in_float64() -> None:

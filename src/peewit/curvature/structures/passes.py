@@ -21,14 +21,14 @@ from .rounding import SMALL, Rounding, norm
 
 def measure_factors(approx: str, bias: str, source: Source, earlier: KronSums | None = None) -> KronSums:
     """Sums of both factors over all data; in float64 what earlier sums have in it."""
-    measurement = Measurement(approx=approx, bias=bias, rounding=Rounding(source=source))
+    measurement = KronMeasurement(approx=approx, bias=bias, rounding=Rounding(source=source))
     for batch in source:
         measurement.add(batch)
     return measurement.finish(set() if earlier is None else earlier.fine())
 
 
 @dataclass(kw_only=True)
-class Measurement:
+class KronMeasurement:
     """Sums over batches."""
 
     approx: str
