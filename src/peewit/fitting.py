@@ -30,6 +30,7 @@ from .network.isolation import entry_point
 from .network.kept import CLEAR, kept_tensors
 from .network.modules import device_of, quantised_modules, unwrap
 from .network.nests import Data
+from .network.values import own_copy
 from .posterior.linear_mode import At, check_at
 from .posterior.measure import curvature_of, gaussian_of_residuals, sums_of
 from .posterior.measurement import Measurement
@@ -143,11 +144,11 @@ def resolve(
     """Turn names into values and refuse what does not fit."""
     check_at(at)
     model = unwrap(model)
-    family: Likelihood = resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood)
+    family: Likelihood = own_copy(resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood))
     shape: Structure = resolve_name(structure, structures.NAMES, "structure", Structure)
     kind: CurvatureKind | Hessian | Auto = resolve_name(curvature, curvatures.NAMES, "curvature", "name")
     check_generator(generator)
-    start = as_prior(prior)
+    start = own_copy(as_prior(prior))
     device = device_of(model)
     limit = budget(memory, device, arithmetic)
     batches = Batches(data, model)
@@ -259,7 +260,7 @@ def variance_of_trainable(diagonal: Laplace, model: nn.Module) -> Tensor:
         [
             variances[name]
             if name in variances
-            else diagonal.weights.new_full((model.get_parameter(name).numel(),), -1.0)
+            else diagonal.state.weights.new_full((model.get_parameter(name).numel(),), -1.0)
             for name in trainable(model)
         ]
     )

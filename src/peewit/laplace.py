@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +25,7 @@ from .network.batches import Batches, input_batches, is_loader, without_labels
 from .network.isolation import entry_point, unaffected
 from .network.modules import unwrap
 from .network.nests import Data, Inputs, join
+from .network.values import own_copy
 from .posterior.coverage import Coverage, coverage_of
 from .posterior.evidence import Evidence
 from .posterior.linear_mode import At, LinearMode
@@ -108,7 +109,7 @@ class Laplace:
     @property
     def likelihood(self) -> Likelihood:
         """The likelihood, with the noise where it has one."""
-        return self.state.likelihood
+        return own_copy(self.state.likelihood)
 
     @property
     def structure(self) -> Structure:
@@ -121,9 +122,10 @@ class Laplace:
         return self.state.curvature_kind
 
     @property
+    @unaffected
     def prior(self) -> Prior:
         """The prior of the weights."""
-        return self.state.prior
+        return replace(self.state.prior)  # which copies its tensors
 
     @property
     def temperature(self) -> float:
@@ -132,13 +134,13 @@ class Laplace:
 
     @property
     def weights(self) -> Tensor:
-        """(D,): the trained values of the uncertain weights, the posterior's mean, in the order of `space`."""
-        return self.state.weights
+        """(D,): the trained values of the uncertain weights, the posterior's mean, in the order of `space`: a copy."""
+        return own_copy(self.state.weights)
 
     @property
     def space(self) -> Space:
         """Which weights are uncertain, and in which order they stand in vectors (D,)."""
-        return self.state.space
+        return own_copy(self.state.space)
 
     @property
     def D(self) -> int:
@@ -169,7 +171,7 @@ class Laplace:
     @property
     def trace(self) -> Trace | None:
         """How `tune` came to this very posterior; None for any other."""
-        return self.state.trace
+        return own_copy(self.state.trace)
 
     @property
     def schema(self) -> Schema | None:
@@ -179,7 +181,7 @@ class Laplace:
     @property
     def linear_mode(self) -> LinearMode | None:
         """The mode of the linearised model, where evidence is then taken; None where it was not looked for."""
-        return self.state.linear_mode
+        return own_copy(self.state.linear_mode)
 
     @entry_point
     def with_prior(self, prior: Prior | Number) -> Laplace:
@@ -200,7 +202,7 @@ class Laplace:
             >>> la.with_prior(10.0).prior.precision.item()
             10.0
         """
-        return Laplace(self.state.with_prior(prior))
+        return Laplace(self.state.with_prior(own_copy(prior)))
 
     @entry_point
     def with_noise(self, noise: float | Tensor) -> Laplace:
@@ -220,7 +222,7 @@ class Laplace:
             >>> line.with_noise(0.2).likelihood.noise
             0.2
         """
-        return Laplace(self.state.with_noise(noise))
+        return Laplace(self.state.with_noise(own_copy(noise)))
 
     @entry_point
     def with_temperature(self, temperature: float) -> Laplace:
@@ -430,7 +432,7 @@ class Laplace:
         settings = tuning.check_settings(
             self.state, method, parameters, train, validation, grid, steps, tolerance, limits, predict, passes
         )
-        return Laplace(tune(self.state, settings, start))
+        return Laplace(tune(self.state, settings, own_copy(start)))
 
     @entry_point
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
@@ -452,8 +454,8 @@ class Laplace:
             torch.Size([10, 51])
         """
         check_generator(generator)
-        with drawing(generator, self.weights.device):
-            return self.weights + self.state.deviations(samples, generator)
+        with drawing(generator, self.state.weights.device):
+            return self.state.weights + self.state.deviations(samples, generator)
 
     @entry_point
     def functional(

@@ -429,7 +429,7 @@ def test_the_posterior_is_a_new_value() -> None:
     assert at.evidence().where == "the mode of the linear model"
     assert "at the mode of the linear model" in repr(at.evidence())
     for other in (at.with_prior(2.0), at.with_temperature(2.0)):
-        assert other.linear_mode is at.linear_mode
+        assert other.state.linear_mode is at.state.linear_mode
         assert "found under another prior, noise or temperature" in repr(other.evidence())
     assert "found under another" in at.evidence(prior=3.0).where
     assert at.with_prior(2.0).at_linear_mode(data).evidence().where == "the mode of the linear model"

@@ -190,7 +190,7 @@ def test_g_priors_are_bound_once() -> None:
     case = table("mlp")
     la = case.fit("full")
     bound = la.with_prior(pw.Prior.g_prior(3.0))
-    assert bound.prior.base is not None and bound.prior.bind(la.curvature, 7) is bound.prior
+    assert bound.prior.base is not None and bound.state.prior.bind(la.curvature, 7) is bound.state.prior
     assert torch.equal(la.log_evidence(prior=pw.Prior.g_prior(3.0)), bound.log_evidence())
     assert torch.equal(case.fit("full", prior=pw.Prior.g_prior(3.0)).log_evidence(), bound.log_evidence())
     assert torch.equal(bound.with_prior(bound.prior.with_precision(3.0)).log_evidence(), bound.log_evidence())

@@ -244,7 +244,7 @@ def test_noise_alone_and_prior_alone() -> None:
     data = moved(x), moved(y)
     la = fitted(linear_network(0), x, y, pw.Gaussian(0.9), "full", prior=1.5)
     alone = la.tune(at="linear_mode", train=data, parameters=["noise"], tolerance=1e-9)
-    assert alone.prior is la.prior
+    assert alone.state.prior is la.state.prior
     values = {noise: marginal(x, y, 1.5, 1.5, noise) for noise in (alone.likelihood.noise * f for f in (0.99, 1, 1.01))}
     assert max(values, key=lambda noise: values[noise]) == alone.likelihood.noise
     assert float(alone.log_evidence()) == pytest.approx(values[alone.likelihood.noise], abs=1e-8)

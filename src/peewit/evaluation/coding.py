@@ -54,7 +54,7 @@ def fit_code(la: Laplace) -> list[str]:
         options["curvature"] = write_value(la.curvature)
     if (prior := prior_code(la)) is not None:
         options["prior"] = prior
-    if la.linear_mode is not None and trace is None:
+    if la.state.linear_mode is not None and trace is None:
         options["at"] = '"linear_mode"'
     typed = ["model", "train", likelihood_code(la.likelihood, trace is not None)]
     lines = call("la = pw.fit", [*typed, *(f"{name}={text}" for name, text in options.items())])
@@ -62,7 +62,7 @@ def fit_code(la: Laplace) -> list[str]:
         data = TUNED.get(trace.method)
         if data is None:
             data = f'"{trace.method}"' + (", validation=validation" if trace.objective == "validation NLL" else "")
-        elif trace.method == "evidence" and la.linear_mode is not None:
+        elif trace.method == "evidence" and la.state.linear_mode is not None:
             data = '"evidence", at="linear_mode", train=train'
         lines.append(f"la = la.tune({data})")
     elif la.temperature != 1:

@@ -51,7 +51,7 @@ def posterior_of(la: Laplace) -> dict[str, Any]:
         "noise": noise_of(la.likelihood),
         "layers": layer_numbers(la, SAMPLE) if la.D <= MOST_WEIGHTS else [],
         "trace": trace_of(la),
-        "linear_mode": la.linear_mode is not None,
+        "linear_mode": la.state.linear_mode is not None,
     }
     if len(evidence.effective_dimensions) <= MOST_GROUPS:
         numbers |= group_numbers(la, evidence)

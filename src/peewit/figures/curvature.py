@@ -96,14 +96,14 @@ def curvature_matrices(
     batches = Batches(data, la.model)
     batches.refuse_one_shot("The figure passes over the data twice")
     network = network_of(la.state, memory)  # refuses a network that has changed
-    on_device = chosen.to(la.weights.device)
+    on_device = chosen.to(la.state.weights.device)
     parts = on_device.split(network.budget.count(VECTORS * la.D, 64))
     matrices = []
     with closing(Progress(progress)) as bars:
         for kind in (Hessian(), GGN()):
             products = Products(la.model, la.space, batches, la.likelihood, kind, la.state.measurement.seed)
             work = bars.track(parts, len(parts), f"curvature: {kind.name}")
-            rows = torch.cat([products.mv(units(part, la.weights))[:, on_device] for part in work])
+            rows = torch.cat([products.mv(units(part, la.state.weights))[:, on_device] for part in work])
             matrix = rows.double().cpu() * float(la.likelihood.noise_precision) / la.temperature
             matrices.append(0.5 * (matrix + matrix.mT))
     return CurvatureMatrices(hessian=matrices[0], ggn=matrices[1], chosen=chosen, names=names, ends=ends)
@@ -164,7 +164,7 @@ class LayerSpectrum:
 def bare(la: Laplace) -> Blocks:
     """The curvature at the likelihood's noise, without the prior."""
     data_weight = la.state.problem.data_weight(la.likelihood.noise_precision)
-    return la.state.curvature.precision(torch.zeros_like(la.weights), data_weight)
+    return la.state.curvature.precision(torch.zeros_like(la.state.weights), data_weight)
 
 
 @entry_point
@@ -188,7 +188,7 @@ def layer_spectra(la: Laplace) -> tuple[LayerSpectrum, ...]:
         ['0.weight', '0.bias', '2.weight', '2.bias']
     """
     style.expect_posterior(la)
-    delta = la.prior.delta(la.space, la.weights).detach().double().cpu()
+    delta = la.prior.delta(la.space, la.state.weights).detach().double().cpu()
     pieces: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for block in bare(la).blocks:
         operator = block.operator
@@ -375,7 +375,7 @@ def approximations(
     style.expect_posterior(la)
     weight = block_name(la, name)
     network_of(la.state, None)  # refuses a network that has changed
-    prior = float(la.prior.delta(la.space, la.weights).detach().double()[la.space.slices()[weight]].mean())
+    prior = float(la.prior.delta(la.space, la.state.weights).detach().double()[la.space.slices()[weight]].mean())
 
     def dense(structure: StructureName) -> Tensor:
         """(P, P): the weight's curvature in one structure, at the posterior's noise and temperature."""
@@ -383,7 +383,7 @@ def approximations(
             la.model, data, la.likelihood, weights=[weight], structure=structure, curvature=GGN(), memory=memory,
             progress=progress,
         )  # fmt: skip
-        identity = torch.eye(posterior.D, dtype=posterior.weights.dtype, device=posterior.weights.device)
+        identity = torch.eye(posterior.D, dtype=posterior.state.weights.dtype, device=posterior.state.weights.device)
         return bare(posterior).mv(identity).detach().double().cpu() / la.temperature
 
     true = dense("full")

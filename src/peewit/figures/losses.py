@@ -202,8 +202,10 @@ def unit(kind: str) -> str:
 
 def penalties(la: Laplace, axes: Tensor, where: Tensor) -> Tensor:
     """(points,): `1/2 |trained + d - mu|^2` in the prior's precisions, from six products of vectors."""
-    delta = la.prior.delta(la.space, la.weights).detach().double()
-    rows = torch.cat([(la.weights.double() - la.prior.centre(la.space, la.weights).detach().double())[None], axes])
+    delta = la.prior.delta(la.space, la.state.weights).detach().double()
+    rows = torch.cat(
+        [(la.state.weights.double() - la.prior.centre(la.space, la.state.weights).detach().double())[None], axes]
+    )
     products = ((rows * delta) @ rows.mT).cpu()
     places = torch.cat([torch.ones(len(where), 1, dtype=torch.float64), where], 1)
     return 0.5 * ((places @ products) * places).sum(1)
@@ -211,7 +213,7 @@ def penalties(la: Laplace, axes: Tensor, where: Tensor) -> Tensor:
 
 def quadratics(la: Laplace, axes: Tensor, where: Tensor) -> Tensor:
     """(points,): `1/2 d^T P d`."""
-    products = (axes @ la.precision.mv(axes.to(la.weights.dtype)).detach().double().mT).cpu()
+    products = (axes @ la.precision.mv(axes.to(la.state.weights.dtype)).detach().double().mT).cpu()
     return 0.5 * ((where @ products) * where).sum(1)
 
 

@@ -129,7 +129,7 @@ def prediction_draws(
         (predicted.probs if isinstance(predicted, Labels) else predicted.mean).detach().double().cpu()
     ).flatten(0, 1)
     places, names = least_certain(la)
-    weights = (la.weights + deviations)[:, places].double().cpu()
+    weights = (la.state.weights + deviations)[:, places].double().cpu()
     return PredictionDraws(
         x=line_of(x),
         weights=weights,

@@ -63,7 +63,7 @@ def layer_numbers(la: Laplace, most: int | None = None) -> list[dict[str, Any]]:
     """Posterior and prior variances of each tensor, by the names that reports use; quantiles of `most` weights."""
     with torch.no_grad():
         variance = la.precision.variance().double().cpu()
-        prior = la.prior.delta(la.space, la.weights).detach().double().reciprocal().cpu().expand_as(variance)
+        prior = la.prior.delta(la.space, la.state.weights).detach().double().reciprocal().cpu().expand_as(variance)
     sizes = own_sizes(la)
     parts = [*sizes.values()]
     return [

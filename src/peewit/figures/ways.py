@@ -32,7 +32,7 @@ def choose(la: Laplace, directions: DirectionName | Tensor, count: int, generato
 
 def check_directions(la: Laplace, directions: Tensor, count: int) -> Tensor:
     """The caller's directions in float64; refuse other shapes, zeros, and numbers that are not finite."""
-    rows = directions.detach().to(device=la.weights.device, dtype=torch.float64)
+    rows = directions.detach().to(device=la.state.weights.device, dtype=torch.float64)
     if rows.shape != (count, la.D) or not bool(torch.isfinite(rows).all()) or not bool((rows != 0).any(1).all()):
         raise PeewitError(
             f"directions has shape {tuple(directions.shape)}; expected ({count}, {la.D}) finite numbers "
@@ -46,14 +46,14 @@ def filter_normalised(la: Laplace, count: int, generator: torch.Generator) -> Te
 
     Biases and other vectors stay fixed: their random directions would dominate the others (Li et al. 2018).
     """
-    drawn = normal((count, la.D), generator, la.weights.device)
-    trained = unflatten(la.weights.double(), la.space)
+    drawn = normal((count, la.D), generator, la.state.weights.device)
+    trained = unflatten(la.state.weights.double(), la.state.space)
     matrices = any(weight.dim() > 1 for weight in trained.values())
     rows = []
     for row in drawn:
-        pieces = unflatten(row, la.space)
+        pieces = unflatten(row, la.state.space)
         scaled = {name: as_long(pieces[name], weight, matrices) for name, weight in trained.items()}
-        rows.append(flatten(scaled, la.space))
+        rows.append(flatten(scaled, la.state.space))
     return torch.stack(rows)
 
 
@@ -84,9 +84,9 @@ def eigen(la: Laplace, count: int, generator: torch.Generator, dense: int = DENS
     """
 
     def product(v: Tensor) -> Tensor:
-        return la.precision.mv(v.to(la.weights.dtype)).double()
+        return la.precision.mv(v.to(la.state.weights.dtype)).double()
 
-    values, vectors = extreme(product, la.D, count, generator, la.weights.device, dense)
+    values, vectors = extreme(product, la.D, count, generator, la.state.weights.device, dense)
     return vectors / values.sqrt()[:, None]
 
 

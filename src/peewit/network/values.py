@@ -1,4 +1,4 @@
-"""The tensors inside frozen values, changed all at once."""
+"""The tensors inside frozen values, changed or copied all at once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import Tensor
+
+from .isolation import unaffected
 
 Value = TypeVar("Value")
 
@@ -21,6 +23,12 @@ def change_tensors(value: Value, change: Callable[[Tensor], Tensor], done: dict[
         done[id(value)] = _change(value, change, done)
     result: Value = done[id(value)]
     return result
+
+
+@unaffected
+def own_copy(value: Value) -> Value:
+    """A value with tensors of its own, which later changes of the old ones do not reach; gradients do."""
+    return change_tensors(value, Tensor.clone)
 
 
 def _change(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any]) -> Any:

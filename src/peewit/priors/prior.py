@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +86,15 @@ class Prior:
             object.__setattr__(self, "grouping", NAMES[self.grouping]())
         if not bool(torch.isfinite(_tensor(self.mean, "The prior's mean").detach()).all()):
             raise PeewitError(f"The prior's mean {self.mean!r} was given; expected finite numbers.")
+        for name in ("precision", "mean", "base"):  # a value: later changes by the caller stay outside
+            if isinstance(getattr(self, name), Tensor):
+                object.__setattr__(self, name, getattr(self, name).clone())
+
+    def _changed(self, **fields: Any) -> Prior:
+        """Another prior with some fields changed, which shares all tensors: nothing is copied."""
+        changed = copy.copy(self)
+        vars(changed).update(fields)
+        return changed
 
     @staticmethod
     @spelled
@@ -331,7 +341,7 @@ class Prior:
         """A g-prior with the ratios of a curvature; any other prior, or one already bound, is itself."""
         if not self.grouping.by_curvature or self.base is not None:
             return self
-        return replace(self, base=(curvature.diag(FLOOR) / examples).detach())
+        return self._changed(base=(curvature.diag(FLOOR) / examples).detach())
 
     @property
     def least(self) -> float:
@@ -382,12 +392,12 @@ class Prior:
             base = base[positions.to(base.device)]
         if isinstance(mean, Tensor) and mean.numel() > 1:
             mean = mean.reshape(-1)[positions.to(mean.device)]
-        return replace(self, precision=precision, mean=mean, base=base)
+        return self._changed(precision=precision, mean=mean, base=base)
 
     def carry_over(self, space: Space, more: Space) -> Prior:
         """The prior of more weights: groups are numbered as weights come, so numbers go along with their names."""
         numbers = None if self.precision.numel() == 1 else self.grouping.carry_over(space, more)
-        return self if numbers is None else replace(self, precision=self.precision[numbers])
+        return self if numbers is None else self._changed(precision=self.precision[numbers])
 
     def centre(self, space: Space, like: Tensor) -> Tensor:
         """(D,): the prior's mean."""
@@ -412,7 +422,7 @@ class Prior:
             >>> pw.Prior.layerwise().with_precision(3.0).precision
             tensor([3.], dtype=torch.float64)
         """
-        return replace(self, precision=_as_precisions(precision, f"Prior.{self.grouping.name}").reshape(-1))
+        return self._changed(precision=_as_precisions(precision, f"Prior.{self.grouping.name}").reshape(-1).clone())
 
 
 def as_prior(value: Prior | Number, like: Prior | None = None) -> Prior:

@@ -24,6 +24,7 @@ from ..messages.names import first_names, resolve_name
 from ..network.identity import Identity, digest, fingerprint
 from ..network.modules import device_of, unwrap
 from ..network.scaling import Standardised
+from ..network.values import own_copy
 from ..posterior.measure import decompose
 from ..posterior.measurement import Measurement
 from ..posterior.schema import Schema
@@ -186,7 +187,7 @@ def assemble(
     structure: Structure = decoder.one_of(content["structure"], STRUCTURES, "structure")
     kind: CurvatureKind | Hessian = decoder.one_of(content["curvature_kind"], KINDS, "curvature_kind")
     sums = decoder.decode(content["sums"], typing.get_type_hints(type(structure).measure)["return"], "sums")
-    family = choose_likelihood(content["likelihood"], decoder, chosen, values["totals"])
+    family = own_copy(choose_likelihood(content["likelihood"], decoder, chosen, values["totals"]))
     used = decoder.decode(content["used"], tuple[str, ...], "used")
     selected: Space = values["asked"]
     check_space(selected, model)
