@@ -19,7 +19,7 @@ from .curvature.products import Products
 from .curvature.stream import MeasurementTask, Source
 from .curvature.structures import StructureName
 from .laplace import Laplace
-from .likelihoods import Gaussian, Likelihood, LikelihoodName, like_own_loss
+from .likelihoods import Likelihood, LikelihoodName, WithNoise, like_own_loss
 from .messages.arguments import check_generator
 from .messages.errors import NotFiniteError, PeewitError
 from .messages.names import resolve_name
@@ -32,7 +32,7 @@ from .network.modules import device_of, quantised_modules, unwrap
 from .network.nests import Data
 from .network.values import own_copy
 from .posterior.linear_mode import At, check_at
-from .posterior.measure import curvature_of, gaussian_of_residuals, sums_of
+from .posterior.measure import curvature_of, sums_of, with_residual_noise
 from .posterior.measurement import Measurement
 from .posterior.resolution import warn_of_rounding
 from .posterior.schema import Schema
@@ -154,8 +154,8 @@ def resolve(
     batches = Batches(data, model)
     if at == "linear_mode":
         batches.refuse_one_shot("at='linear_mode' passes over the data many times")
-    if isinstance(family, Gaussian) and isinstance(family.noise, str):
-        family = gaussian_of_residuals(model, batches)
+    if isinstance(family, WithNoise) and family.awaits_residuals:
+        family = with_residual_noise(model, family, batches)
     family = like_own_loss(model, family, batches.first)
 
     def variance() -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from environment import DEVICE
 from fitting import built, fitted, normal, weights_of
 from likelihood_cases import BY_NAME, CASES, EXAMPLES, LikelihoodCase
 from likelihood_fits import DRAWABLE, fit, form_of
-from peewit.likelihoods import Form, score
+from peewit.likelihoods import Form, WithNoise, score
 from peewit.runtime.random import DEFAULT_SEED, Hashed
 from tables import curvature_of, moved, own_bases, relative
 
@@ -360,6 +361,38 @@ def test_noise_from_residuals(name: str) -> None:
     assert relative(made, noise) < 1e-12
     again = fitted(case.model, case.x, case.y, pw.Gaussian(noise), "diag")
     assert relative(curvature_of(la), curvature_of(again)) < 1e-12
+
+
+@dataclass(frozen=True)
+class Waiting(WithNoise):
+    """A likelihood of a user that leaves its noise to `fit`."""
+
+    noise: float | Tensor | str = "residuals"
+    awaits_residuals = True
+    in_target_units = True
+    noise_precision = torch.ones((), dtype=torch.float64)
+
+    def energy(self, f: Tensor, y: Tensor) -> Tensor:
+        """Half the squares."""
+        return 0.5 * (f - y).square().sum((1, 2))
+
+    def root(self, f: Tensor, y: Tensor, probes: slice = slice(None)) -> Tensor:
+        """The identity."""
+        return torch.diag_embed(torch.ones_like(f))[..., probes]
+
+    def with_noise(self, noise: float | Tensor) -> WithNoise:
+        """A fixed one."""
+        return pw.Gaussian(noise)
+
+
+def test_any_likelihood_may_leave_its_noise_to_the_residuals() -> None:
+    """It says so, and gets one number per output, or one number of one."""
+    case = BY_NAME[NOISY[0]]
+    made = fitted(case.model, case.x, case.y, Waiting(), "diag").likelihood
+    expected = fitted(case.model, case.x, case.y, pw.Gaussian("residuals"), "diag").likelihood
+    assert isinstance(made, pw.Gaussian) and isinstance(expected, pw.Gaussian)
+    noises = (torch.as_tensor(each.noise, dtype=torch.float64).reshape(-1) for each in (made, expected))
+    assert torch.equal(*noises)
 
 
 # Networks of lower precision

@@ -170,7 +170,9 @@ def test_regression_takes_the_noise_of_the_residuals() -> None:
     """A network that was trained on squares has no noise of its own; 1 would be one that nobody meant."""
     model, train, validation = regressor(), numbers(60), numbers(40, seed=7)
     found = pw.recommend(model, train, "regression", validation=validation)
-    plain = pw.evaluate(model, validation, likelihood=call.gaussian_of_residuals(model, _batches(train)), intervals=0)
+    plain = pw.evaluate(
+        model, validation, likelihood=call.with_residual_noise(model, pw.Gaussian(), _batches(train)), intervals=0
+    )
     assert rows(found)["plain network"].nll.value == pytest.approx(plain.methods[0].metrics["nll"].value)
     given = pw.recommend(model, train, pw.Gaussian(0.25), validation=validation)
     wanted = pw.evaluate(model, validation, likelihood=pw.Gaussian(0.25), intervals=0)

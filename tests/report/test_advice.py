@@ -11,7 +11,9 @@ import torch
 
 import peewit as pw
 from peewit.evaluation import Report
+from peewit.evaluation.coding import likelihood_code
 from peewit.evaluation.describing import posterior_of
+from peewit.likelihoods import NAMES, NAMES_BY_CLASS
 from peewit.metrics.results import Estimate, Feature, Shift
 from peewit.report import advice, words
 from peewit.report.pictures import groups_of
@@ -52,6 +54,17 @@ WORSE = with_metric(classification(), 0, nll=near(0.9, 0.02))
 def test_what_to_type_where_probabilities_got_worse(method: str | None, validated: bool, typed: str) -> None:
     settings = {"likelihood": "Categorical", "validation data": validated}
     assert code(tuned(replace(WORSE, settings=settings), method)) == typed
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "typed"), [*((kind.__name__, f'"{name}"') for name, kind in NAMES.items()), ("Own", "likelihood")]
+)
+def test_likelihoods_are_typed_by_their_names(likelihood: str, typed: str) -> None:
+    """As in the code of a report; another's own is a variable."""
+    report = replace(WORSE, settings={"likelihood": likelihood}, posterior={})
+    assert code(report) == f"la = pw.fit(model, train, {typed}).tune(train=train)"
+    if likelihood != "Own":
+        assert likelihood_code(NAMES[NAMES_BY_CLASS[likelihood]]()) == typed
 
 
 def test_a_linear_mode_that_was_asked_for_needs_the_training_data() -> None:

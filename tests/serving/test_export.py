@@ -17,7 +17,9 @@ import peewit as pw
 from environment import DEVICE
 from fitting import classes, fitted, normal
 from peewit.network.nests import take
+from peewit.predictions.families import FAMILIES
 from peewit.serving import files
+from peewit.serving.export import PROGRAMS
 from peewit.serving.exported import average, cholesky, digamma
 from snapshots import same, snapshot
 from tables import moved
@@ -293,6 +295,15 @@ def test_all_weights() -> None:
     la = fitted(perceptron(3), single(24, 4), classes(3, 24), "classification")
     with pytest.raises(pw.PeewitError, match=r"works by recorded passes; only the last layer.*weights='last_layer'"):
         la.predictor(moved(single(1, 4))).export()
+
+
+def test_every_closed_link_has_a_program_or_none_on_purpose() -> None:
+    """Two tables with one row for each family; the default link of a family is the first that is advised."""
+    without = {"heteroscedastic": {"natural", "mean"}}
+    for family, row in FAMILIES.items():
+        closed = [link for link in row.links if link != "mc" and link not in without.get(family, ())]
+        assert [*PROGRAMS.get(family, ())] == closed, f"a row for {family} in PROGRAMS of serving/export.py, or here"
+    assert set(PROGRAMS) <= set(FAMILIES)
 
 
 def test_likelihoods_without_a_closed_form() -> None:

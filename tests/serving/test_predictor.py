@@ -19,8 +19,11 @@ from environment import DEVICE
 from fitting import built, classes, fitted, normal
 from likelihood_cases import CASES as LIKELIHOODS
 from likelihood_cases import LikelihoodCase
+from peewit.likelihoods import NAMES, Form
 from peewit.network.nests import take
-from peewit.predictions.families import family_of
+from peewit.predictions.families import FAMILIES, LinkName, family_of, make_prediction
+from peewit.runtime.memory import budget
+from peewit.serving.closed import DeferredOutputs
 from snapshots import same, snapshot
 from tables import moved
 
@@ -432,3 +435,25 @@ def test_weights_that_are_replaced_do_not_arrive() -> None:
     assert_equal(predictor(x), before)
     with pytest.raises(pw.MismatchError, match="no longer those it was fitted with"):
         predictor.check()
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize(("family", "link"), [(family, link) for family, row in FAMILIES.items() for link in row.links])
+def test_links_that_take_variances_alone(family: str, link: LinkName, outputs: int) -> None:
+    """As their rows say: labels come without the covariances, which would be expensive."""
+    likelihood = next((kind() for kind in NAMES.values() if kind().link_family == family), None)
+    if likelihood is None or (family, outputs) == ("categorical", 1):
+        return
+    if outputs > FAMILIES[family].links[link].by_variance:
+        return
+
+    def whole() -> Any:
+        raise AssertionError("the covariances were asked for")
+
+    mean = normal(5, 1, outputs)
+    form, limit = Form(0, (outputs,)), budget(None, mean.device)
+    belief = DeferredOutputs(
+        form=form, budget=limit, centre=mean, points=64, seed=1, blocks=None, now=mean.square(), later=whole
+    )
+    labels = make_prediction(belief, likelihood, link)
+    assert bool(torch.isfinite(labels.probs if hasattr(labels, "probs") else labels.variance).all())

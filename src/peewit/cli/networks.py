@@ -17,7 +17,7 @@ import peewit as pw
 
 from .. import likelihoods
 from ..laplace import Laplace
-from ..likelihoods import Likelihood
+from ..likelihoods import Likelihood, WithNoise
 from ..messages.errors import PeewitError
 from ..messages.names import first_names, nearest, resolve_name
 from ..network.scaling import unscale
@@ -175,9 +175,10 @@ def likelihood(settings: Mapping[str, Any]) -> Any:
         return call_named(name, "--likelihood")
     if "noise" not in settings:
         return name
-    if name != "regression":
-        raise Problem(f"noise = {settings['noise']!r} is for --likelihood regression; {name!r} was given.")
-    return pw.Gaussian(noise=settings["noise"])
+    noisy: dict[str, Any] = {each: kind for each, kind in likelihoods.NAMES.items() if issubclass(kind, WithNoise)}
+    if name not in noisy:
+        raise Problem(f"noise = {settings['noise']!r} is for --likelihood {' or '.join(noisy)}; {name!r} was given.")
+    return noisy[name](noise=settings["noise"])
 
 
 def likelihood_value(likelihood: Any) -> Likelihood | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..curvature.kinds import GGN
 from ..curvature.structures import NAMES as STRUCTURES
 from ..likelihoods import NAMES as LIKELIHOODS
-from ..likelihoods import Likelihood, WithNoise
+from ..likelihoods import NAMES_BY_CLASS, Likelihood, WithNoise
 from ..messages.python_code import write_value
 from ..weights.space import trainable
 
@@ -72,14 +72,11 @@ def fit_code(la: Laplace) -> list[str]:
 
 def likelihood_code(likelihood: Likelihood, tuned: bool = False) -> str:
     """By its name where that is all; a noise that was tuned is left to `tune`."""
-    for name, kind in LIKELIHOODS.items():
-        if type(likelihood) is kind:
-            plain = kind()
-            if tuned and isinstance(likelihood, WithNoise) and isinstance(likelihood.noise, float):
-                return f'"{name}"'
-            if repr(likelihood) == repr(plain):
-                return f'"{name}"'
-    return write_value(likelihood)
+    kind, name = type(likelihood), NAMES_BY_CLASS.get(type(likelihood).__name__)
+    if name is None or kind is not LIKELIHOODS[name]:
+        return write_value(likelihood)
+    left_to_tune = tuned and isinstance(likelihood, WithNoise) and isinstance(likelihood.noise, float)
+    return f'"{name}"' if left_to_tune or repr(likelihood) == repr(kind()) else write_value(likelihood)
 
 
 def weights_code(la: Laplace) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import likelihoods
 from ..laplace import Laplace
-from ..likelihoods import Form, Likelihood, WithNoise, like_own_loss
+from ..likelihoods import Form, Labelled, Likelihood, WithNoise, like_own_loss
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import check_name, resolve_name
 from ..network.batches import Batches
@@ -66,8 +66,8 @@ class Subject:
                 likelihood=source.likelihood,
                 form=source.state.totals.form,
                 predict=predict if memory is None else {"memory": memory, **predict},
-                device=source.weights.device,
-                budget=budget(memory, source.weights.device),
+                device=source.state.weights.device,
+                budget=budget(memory, source.state.weights.device),
             )
         if not isinstance(source, nn.Module):
             raise ArgumentTypeError(
@@ -102,8 +102,8 @@ class Subject:
             f = call(self.model, first)
             restore_buffers(self.model)
         likelihood = like_own_loss(self.model, self.likelihood, lambda: (first, targets.to(f.device)))
-        form = likelihood.form(f, likelihood.prepare(f, targets.to(f.device)))
-        return replace(self, form=form, likelihood=likelihood.bind(form))
+        labels = Labelled.of(likelihood, f, targets.to(f.device))
+        return replace(self, form=labels.form, likelihood=labels.likelihood)
 
     def in_order(self, data: Any) -> Any:
         """Data whose columns are in the order of the fit, where both have names."""

@@ -25,11 +25,13 @@ NAMES: dict[LikelihoodName, type[Likelihood]] = {
     "count": Poisson,
     "preference": Preference,
 }
+NAMES_BY_CLASS: dict[str, LikelihoodName] = {kind.__name__: name for name, kind in NAMES.items()}
 
 __all__ = [
     "ALL",
     "EQUAL",
     "NAMES",
+    "NAMES_BY_CLASS",
     "RESIDUALS",
     "Bernoulli",
     "Categorical",

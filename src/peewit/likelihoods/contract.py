@@ -165,6 +165,11 @@ class WithNoise(Likelihood):
     def noise(self) -> float | Tensor | str:
         """The standard deviation, or one per output, or how to find it."""
 
+    @property
+    def awaits_residuals(self) -> bool:
+        """Whether `fit` has to find the noise, from the network's residuals; `with_noise` then takes one per output."""
+        return False
+
     @abstractmethod
     def with_noise(self, noise: float | Tensor) -> WithNoise:
         """Another noise."""

@@ -71,6 +71,11 @@ class Gaussian(WithNoise):
         return as_noise(self.noise, "Gaussian")
 
     @property
+    def awaits_residuals(self) -> bool:
+        """As asked for by "residuals"."""
+        return isinstance(self.noise, str)
+
+    @property
     def factor(self) -> Tensor:
         """(): the common factor of all standard deviations."""
         values = self._values()
@@ -88,7 +93,8 @@ class Gaussian(WithNoise):
 
     def with_noise(self, noise: float | Tensor) -> Gaussian:
         """Another noise; one number is the common factor where each output has its own."""
-        value, values = as_noise(noise, "with_noise"), self._values()
+        value = as_noise(noise, "with_noise")
+        values = value if self.awaits_residuals else self._values()
         if value.numel() == 1 and values.numel() > 1:
             value = value.reshape(()).to(values) * values / self.factor
         return replace(self, noise=value if value.numel() > 1 else float(value))
@@ -106,7 +112,7 @@ class Gaussian(WithNoise):
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
         """Targets have the outputs' shape, or are one for each example: nothing is broadcast."""
         form = super().form(f, y, like)
-        number = 1 if isinstance(self.noise, str) else self._values().numel()
+        number = 1 if self.awaits_residuals else self._values().numel()
         if number not in (1, form.outputs):
             raise PeewitError(
                 f"Gaussian(noise=...) has {number} numbers, and the network {form.outputs} outputs; expected one "

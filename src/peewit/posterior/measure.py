@@ -17,7 +17,7 @@ from ..curvature.products import hessian_matrix
 from ..curvature.restart import PassRestart
 from ..curvature.stream import Source
 from ..curvature.structures.dense_sums import DenseSums
-from ..likelihoods import Gaussian
+from ..likelihoods import WithNoise
 from ..messages.errors import PeewitError
 from ..network.batches import Batches
 from ..network.finite import Watch, add_remark
@@ -93,13 +93,14 @@ def pull_all(source: Source) -> None:
             pass
 
 
-def gaussian_of_residuals(model: nn.Module, batches: Batches) -> Gaussian:
-    """The noise of every output as the root mean square of the network's residuals there."""
-    batches.refuse_one_shot("Gaussian(noise='residuals') passes over the data twice")
+def with_residual_noise(model: nn.Module, likelihood: WithNoise, batches: Batches) -> WithNoise:
+    """With the noise of every output as the root mean square of the network's residuals there."""
+    what = f"{type(likelihood).__name__}(noise='residuals')"
+    batches.refuse_one_shot(f"{what} passes over the data twice")
     total, number = None, 0
     with isolated(model), torch.no_grad():
         watch = Watch()
-        for _, output, labels in labelled_outputs(model, watch.count_batches(batches), Gaussian(), None, watch):
+        for _, output, labels in labelled_outputs(model, watch.count_batches(batches), likelihood, None, watch):
             squares = (labels.flat(output).double() - labels.y.double()).square()
             total = squares.sum((0, 1)) if total is None else total + squares.sum((0, 1))
             number += squares.shape[0] * squares.shape[1]
@@ -107,7 +108,7 @@ def gaussian_of_residuals(model: nn.Module, batches: Batches) -> Gaussian:
     noise = (total / number).sqrt().cpu()
     if not bool(torch.isfinite(noise).all()) or not bool((noise > 0).all()):
         raise PeewitError(
-            f"Gaussian(noise='residuals'): the residuals' standard deviations are {noise.tolist()}; expected positive "
+            f"{what}: the residuals' standard deviations are {noise.tolist()}; expected positive "
             "finite ones. Give a noise instead."
         )
-    return Gaussian(noise if noise.numel() > 1 else float(noise))
+    return likelihood.with_noise(noise)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,7 @@ class Link(NamedTuple):
 
     make: Maker
     joint: bool = True  # whether outputs may be correlated between inputs
+    by_variance: float = 0  # up to how many outputs labels need variances alone, so that covariances can wait
 
 
 class Family(NamedTuple):
@@ -114,7 +116,7 @@ def all_positions(belief: Belief, likelihood: Likelihood, link: LinkName) -> Pre
 FAMILIES = {
     "categorical": Family(
         {
-            "probit": Link(classes(label_rules.probit_log_probs)),
+            "probit": Link(classes(label_rules.probit_log_probs), by_variance=math.inf),
             "bridge": Link(classes(label_rules.bridge_log_probs, label_rules.bridge_entropies)),
             "bridge_normalised": Link(classes(label_rules.normalised_log_probs, label_rules.normalised_entropies)),
             "mc": Link(classes(label_rules.mean_log_probs)),
@@ -124,14 +126,16 @@ FAMILIES = {
     ),
     "bernoulli": Family(
         {
-            "probit": Link(partial(Binary, _rule=label_rules.probit_pairs)),
+            "probit": Link(partial(Binary, _rule=label_rules.probit_pairs), by_variance=math.inf),
             "mc": Link(partial(Binary, _rule=label_rules.mean_pairs)),
         },
         classes=lambda form: 2,
         mean=torch.sigmoid,
     ),
-    "gaussian": Family({"exact": Link(exact), "mc": Link(partial(Mixture, elementwise=False))}, mean=lambda f: f),
+    "gaussian": Family(
+        {"exact": Link(exact, by_variance=1), "mc": Link(partial(Mixture, elementwise=False))}, mean=lambda f: f
+    ),
     "heteroscedastic": Family({"mc": Link(mixture), "natural": Link(delta, False), "mean": Link(delta, False)}),
-    "poisson": Family({"exact": Link(partial(counts, closed=True)), "mc": Link(counts)}),
+    "poisson": Family({"exact": Link(partial(counts, closed=True), by_variance=1), "mc": Link(counts)}),
     "other": Family({"mc": Link(all_positions)}),
 }

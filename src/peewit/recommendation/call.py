@@ -17,7 +17,7 @@ from ..evaluation.call import UnknownInputs, unknown_sets
 from ..evaluation.gathering import inputs_of
 from ..evaluation.subject import Subject
 from ..laplace import Laplace
-from ..likelihoods import Likelihood, LikelihoodName
+from ..likelihoods import Likelihood, LikelihoodName, WithNoise
 from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import resolve_name
 from ..messages.python_code import write_value
@@ -25,7 +25,7 @@ from ..network.batches import Batches
 from ..network.isolation import entry_point
 from ..network.modules import device_of, unwrap
 from ..network.nests import Data, take
-from ..posterior.measure import gaussian_of_residuals
+from ..posterior.measure import with_residual_noise
 from ..runtime.random import seed_of
 from . import recipes
 from .choice import Choice, choose
@@ -159,9 +159,10 @@ def task_of(
         known = tuning = HeldExamples.of(validation, SCORED, "validation")
         if len(known) >= ENOUGH and any(recipe.validated for recipe in recipes.RECIPES):
             tuning, known = known.halves(seed)
-    if isinstance(likelihood, str) and likelihood == "regression":  # a plain network's noise is that of its residuals
+    # A plain network's noise is that of its residuals, where only the name of the likelihood was given.
+    if isinstance(likelihood, str) and isinstance(family, WithNoise) and family.in_target_units:
         with contextlib.suppress(PeewitError):  # where there are none, it keeps the likelihood's own
-            family = gaussian_of_residuals(model, Batches(train, model, "train"))
+            family = with_residual_noise(model, family, Batches(train, model, "train"))
     plain = Subject.of(model, family, {}, memory).with_form(*Batches(known.batches, model, "known").first())
     check_unknown(plain, unknown)
     return RecipeTask(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..likelihoods import NAMES_BY_CLASS
 from ..metrics.results import MethodScores, Results
 from .words import differ, plain
-
-LIKELIHOODS = {"Categorical": "classification", "Bernoulli": "binary", "Gaussian": "regression",
-               "HeteroscedasticGaussian": "heteroscedastic", "Poisson": "count"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,14 +25,14 @@ def on_calibration(report: Results, useless: bool) -> Advice | None:
         return Advice("Look at its training, and at the scaling of inputs and targets", "print(la.diagnose(train))")
     return Advice(
         "Look at its training, and at the scaling of inputs and targets",
-        f'print(pw.fit(model, train, "{likelihood(report)}").diagnose(train))',
+        f"print(pw.fit(model, train, {likelihood(report)}).diagnose(train))",
     )
 
 
 def on_change(report: Results, mood: str) -> Advice | None:
     """Another way to tune where probabilities got worse, or where a method that is as cheap did better."""
     if not report.posterior:
-        return Advice("Fit a posterior", f'la = pw.fit(model, train, "{likelihood(report)}").tune(train=train)')
+        return Advice("Fit a posterior", f"la = pw.fit(model, train, {likelihood(report)}).tune(train=train)")
     trace = report.posterior.get("trace")
     method = trace.get("method") if isinstance(trace, dict) else None
     validated = method in ("validation", "grid")
@@ -53,7 +51,7 @@ def on_change(report: Results, mood: str) -> Advice | None:
         return Advice("Tune on data that the network was not trained on", on_validation(report, method))
     return Advice(
         "Let the few recipes worth trying compete",
-        f'print(pw.recommend(model, train, "{likelihood(report)}", validation=validation))',
+        f"print(pw.recommend(model, train, {likelihood(report)}, validation=validation))",
     )
 
 
@@ -73,8 +71,9 @@ def on_unknown(report: Results) -> Advice | None:
 
 
 def likelihood(report: Results) -> str:
-    """As it is typed."""
-    return LIKELIHOODS.get(str(report.settings.get("likelihood")), report.task)
+    """As it is typed: its name, or a variable where it has none."""
+    name = NAMES_BY_CLASS.get(str(report.settings.get("likelihood")))
+    return "likelihood" if name is None else f'"{name}"'
 
 
 def predictions(report: Results) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,24 +14,29 @@ from torch.export import Dim, ExportedProgram
 from ..curvature.blocks import OperatorBlock
 from ..curvature.operators import DenseOperator
 from ..jacobians.output_layer import OutputLayerJacobian, Piece, outermost_pieces, row_places
-from ..likelihoods import Likelihood
+from ..likelihoods import NAMES, Likelihood
 from ..messages.errors import PeewitError
 from ..network.nests import Inputs, Pair, count, map_tensors
 from ..predictions import links
+from ..predictions.families import LinkName
 from ..predictions.prediction import Prediction
 from ..weights.ranges import WeightRange
 from .closed import ROOTS, Rows, SpectralForm
 from .copies import copy_sharing_weights
 from .exported import (
     BinaryRule,
+    BridgeRule,
     ClassRule,
     CountRule,
     Covariances,
     DenseCovariances,
     ExportedModule,
     LabelRule,
+    NormalisedBridgeRule,
     NumberRule,
+    ProbitRule,
     SpectralCovariances,
+    VarianceRule,
     Variances,
 )
 from .files import quiet, target_path, write
@@ -41,13 +46,8 @@ from .ways import ClosedForm, Way, owners_of
 if TYPE_CHECKING:
     from ..predictions.options import PredictOptions
 
-# What has a program: links by the family of the likelihood.
-LINKS = {
-    "categorical": ("probit", "bridge", "bridge_normalised"),
-    "bernoulli": ("probit",),
-    "gaussian": ("exact",),
-    "poisson": ("exact",),
-}
+Program: TypeAlias = "Callable[[ClosedForm, PredictOptions, Likelihood, Mapping[WeightRange, Piece]], LabelRule]"
+
 DENSE_CLASSES = 64  # up to which a covariance without a basis is decomposed column by column
 DRAWS = 1 << 27  # numbers in the draws of one example's outputs
 
@@ -82,12 +82,13 @@ def checked_batch(batch: Any) -> int | None:
 
 def exportable(way: Way, options: PredictOptions, likelihood: Likelihood, x: Inputs) -> ClosedForm:
     """The closed form of a predictor; refuses one without it, and says what can be exported."""
-    known = LINKS.get(likelihood.link_family, ())
+    known = tuple(PROGRAMS.get(likelihood.link_family, ()))
     if isinstance(x, Pair) or not known:
         what = "pairs of inputs" if isinstance(x, Pair) else type(likelihood).__name__
+        have = [kind.__name__ for kind in NAMES.values() if kind().asked(None).link_family in PROGRAMS]
         raise PeewitError(
-            f"Predictions of {what} cannot be exported; expected single inputs, and Categorical, Bernoulli, Gaussian "
-            "or Poisson."
+            f"Predictions of {what} cannot be exported; expected single inputs, and {', '.join(have[:-1])} or "
+            f"{have[-1]}."
         )
     if options.method == "linearised" and options.link not in known:
         raise PeewitError(
@@ -157,10 +158,17 @@ def rule_of(
     closed: ClosedForm, options: PredictOptions, likelihood: Likelihood, jacobians: Mapping[WeightRange, Piece]
 ) -> LabelRule:
     """What the predictions of a likelihood are made of."""
-    form, family = closed.common.form, likelihood.link_family
-    if family == "categorical":
-        covariances = covariances_of(closed, jacobians)
-        points = options.samples if options.link == "probit" else 1
+    return PROGRAMS[likelihood.link_family][options.link](closed, options, likelihood, jacobians)
+
+
+def classes(kind: type[ClassRule]) -> Program:
+    """Of a likelihood with several classes."""
+
+    def rule(
+        closed: ClosedForm, options: PredictOptions, likelihood: Likelihood, jacobians: Mapping[WeightRange, Piece]
+    ) -> LabelRule:
+        form, covariances = closed.common.form, covariances_of(closed, jacobians)
+        points = options.samples if kind.averages else 1
         if points * form.positions * covariances.rank > DRAWS:
             raise PeewitError(
                 f"The epistemic part of one input takes {options.samples} draws of {form.positions} x "
@@ -170,16 +178,44 @@ def rule_of(
         like = closed.state.weights
         dtype = torch.promote_types(like.dtype, torch.float32)
         covariances.place(links.normal_points(points, covariances.rank, closed.common.seed).to(like.device, dtype))
-        return ClassRule(form, covariances, options.link)
-    variances = Variances(closed.form)
-    if family == "bernoulli":
-        return BinaryRule(form, variances)
-    if family == "poisson":
-        return CountRule(form, variances)
+        return kind(form, covariances)
+
+    return rule
+
+
+def by_variance(kind: type[VarianceRule]) -> Program:
+    """Of a likelihood with one target for each output, of which the variances say all."""
+
+    def rule(
+        closed: ClosedForm, options: PredictOptions, likelihood: Likelihood, jacobians: Mapping[WeightRange, Piece]
+    ) -> LabelRule:
+        return kind(closed.common.form, Variances(closed.form))
+
+    return rule
+
+
+def numbers(
+    closed: ClosedForm, options: PredictOptions, likelihood: Likelihood, jacobians: Mapping[WeightRange, Piece]
+) -> LabelRule:
+    """With noise that does not depend on the outputs."""
+    form = closed.common.form
     mean = closed.state.weights.new_zeros(1, form.positions, form.outputs)
     distribution = likelihood.distribution(mean.to(torch.promote_types(mean.dtype, torch.float32)))
     assert distribution is not None
-    return NumberRule(form, variances, distribution.variance.detach().clone())
+    return NumberRule(form, Variances(closed.form), distribution.variance.detach().clone())
+
+
+# Links that have a program, in the families that have one, the default first: rows of `predictions.families.FAMILIES`.
+PROGRAMS: dict[str, dict[LinkName, Program]] = {
+    "categorical": {
+        "probit": classes(ProbitRule),
+        "bridge": classes(BridgeRule),
+        "bridge_normalised": classes(NormalisedBridgeRule),
+    },
+    "bernoulli": {"probit": by_variance(BinaryRule)},
+    "gaussian": {"exact": numbers},
+    "poisson": {"exact": by_variance(CountRule)},
+}
 
 
 def covariances_of(closed: ClosedForm, jacobians: Mapping[WeightRange, Piece]) -> Covariances:

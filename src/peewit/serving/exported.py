@@ -201,27 +201,22 @@ class LabelRule(nn.Module, ABC):
 
 
 class ClassRule(LabelRule):
-    """One of several classes, by "probit" or a Laplace bridge."""
+    """One of several classes."""
 
     names = ("probs", "epistemic", "entropy")
+    averages = False  # whether entropies are averages over draws of the outputs
 
-    def __init__(self, form: Form, covariances: Covariances, link: str) -> None:
+    def __init__(self, form: Form, covariances: Covariances) -> None:
         super().__init__()
-        self.form, self.covariances, self.link = form, covariances, link
+        self.form, self.covariances = form, covariances
+
+    @abstractmethod
+    def of(self, mean: Tensor, spread: Spread) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities (N, T, C), the entropy of them and the mean entropy (N, T)."""
 
     def forward(self, mean: Tensor, inputs: Tensor) -> Outputs:
         """Of outputs (N, T, C)."""
-        spread = self.covariances(inputs, mean.dtype)
-        if self.link == "probit":
-            probs = links.probit(mean, spread.variance)
-            log_p = (mean + spread.steps).log_softmax(-1)
-            total = label_rules.entropy(average(log_p.exp()))
-            expected = average(-(log_p.exp() * log_p).sum(-1))
-        else:
-            normalised = self.link == "bridge_normalised"
-            log_alpha = links.log_bridge_of(mean, spread.variance, spread.row_sums, normalised)
-            probs = log_alpha.softmax(-1).to(mean.dtype)
-            total, expected = (part.to(mean.dtype) for part in links.dirichlet_entropies(log_alpha, digamma))
+        probs, total, expected = self.of(mean, self.covariances(inputs, mean.dtype))
         entropies = {"epistemic": (total - expected).clamp(min=0), "entropy": total}
         return {"probs": self.form.restore(probs), **{name: self._arrange(each) for name, each in entropies.items()}}
 
@@ -229,6 +224,36 @@ class ClassRule(LabelRule):
         """(N, T) -> (N, *positions)."""
         shape, axis = self.form.shape, self.form.axis or 0
         return flat.reshape(flat.shape[0], *shape[:axis], *shape[axis + 1 :])
+
+
+class ProbitRule(ClassRule):
+    """By "probit"."""
+
+    averages = True
+
+    def of(self, mean: Tensor, spread: Spread) -> tuple[Tensor, Tensor, Tensor]:
+        """Entropies are averages."""
+        log_p = (mean + spread.steps).log_softmax(-1)
+        expected = average(-(log_p.exp() * log_p).sum(-1))
+        return links.probit(mean, spread.variance), label_rules.entropy(average(log_p.exp())), expected
+
+
+class BridgeRule(ClassRule):
+    """By a Laplace bridge."""
+
+    normalised = False
+
+    def of(self, mean: Tensor, spread: Spread) -> tuple[Tensor, Tensor, Tensor]:
+        """All in closed form."""
+        log_alpha = links.log_bridge_of(mean, spread.variance, spread.row_sums, self.normalised)
+        total, expected = (part.to(mean.dtype) for part in links.dirichlet_entropies(log_alpha, digamma))
+        return log_alpha.softmax(-1).to(mean.dtype), total, expected
+
+
+class NormalisedBridgeRule(BridgeRule):
+    """By the bridge of a projected Gaussian of a mean variance where it is good."""
+
+    normalised = True
 
 
 class VarianceRule(LabelRule):

@@ -18,7 +18,7 @@ from ..network.nests import Inputs, count, take
 from ..posterior.network import Network, is_exact
 from ..predictions import means
 from ..predictions.covariance import are_aligned, covariance_blocks
-from ..predictions.families import make_prediction
+from ..predictions.families import family_of, make_prediction
 from ..predictions.options import PredictOptions
 from ..predictions.outputs import GaussianOutputs
 from ..predictions.predict import flat_outputs, linearised_belief, predict, sampled_belief
@@ -211,17 +211,17 @@ def closed_form_way(state: PosteriorState, pool: Pool[ClosedNetwork], x: Inputs,
         budget, arithmetic = network.budget, network.budget.arithmetic
     if gaussian_form is None:
         return None
+    likelihood = state.likelihood.asked(x)
     closed = ClosedForm(
         state=state,
         pool=pool,
         common=BeliefOptions(form=form, budget=budget, points=options.samples, seed=seed_of(None, 31)),
         form=gaussian_form,
-        by_variance=options.link == "probit" or (options.link == "exact" and form.outputs == 1),
+        by_variance=form.outputs <= family_of(likelihood).links[options.link].by_variance,
         shift=means.displacement(state, options.at),
         cost=5.25 * network.knowledge.cost(x),
     )
     exclusive = state.weights.is_cuda and arithmetic.name not in ("auto", "float64")
-    likelihood = state.likelihood.asked(x)
 
     def run(x: Inputs) -> Prediction:
         with torch.no_grad():
