@@ -186,6 +186,7 @@ DEFAULTS: dict[str, tuple[Any, Any]] = {
     "uneven_advice": (lambda own: own.uneven_advice.split()[-2:], ["each", "output."]),
     "uneven_advice: a noise": (lambda own: Scaled().uneven_advice.split()[0], "Scale"),
     "same_ratios": (lambda own: Scaled().same_ratios(own), True),
+    "awaits_residuals": (lambda own: Scaled().awaits_residuals, False),
     "factor": (lambda own: Scaled().factor, torch.tensor(2.0, dtype=torch.float64)),
 }
 
