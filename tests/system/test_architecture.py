@@ -49,6 +49,7 @@ ROOMS = (
     "__main__",
 )
 FACE = {"__init__", "__main__", "fitting", "laplace", "demo"}  # all that may stand in the root of the package
+FOUND = "ground imports upper.face"  # of a line in a test below
 LARGEST_CYCLE = 3  # modules that know each other by type-checking imports
 
 
@@ -69,16 +70,43 @@ def modules(package: Path) -> dict[str, Path]:
     return found
 
 
-def imports(name: str, path: Path, known: Iterable[str], package: str) -> Iterator[Import]:
-    """Every import of the package's own modules, inside functions and for type checkers too."""
-    tree = ast.parse(path.read_text())
-    late = {
-        node
+def type_checking_alone(block: ast.If) -> list[ast.stmt]:
+    """What of an `if` type checkers alone read: its body, or after `not` what stands under `else`."""
+    test, inverted = block.test, isinstance(block.test, ast.UnaryOp) and isinstance(block.test.op, ast.Not)
+    test = test.operand if isinstance(test, ast.UnaryOp) and inverted else test
+    if ast.unparse(test) not in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        return []
+    return block.orelse if inverted else block.body
+
+
+def run_later(tree: ast.Module) -> set[ast.AST]:
+    """What does not run when the module is loaded: insides of functions, and what type checkers alone read."""
+    outside = [
+        part
         for outer in ast.walk(tree)
-        if isinstance(outer, ast.FunctionDef)
-        or (isinstance(outer, ast.If) and "TYPE_CHECKING" in ast.unparse(outer.test))
-        for node in ast.walk(outer)
-    }
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.If)
+        for part in (type_checking_alone(outer) if isinstance(outer, ast.If) else [outer])
+    ]
+    return {node for part in outside for node in ast.walk(part)}
+
+
+def modules_in_words(node: ast.AST, here: list[str], package: str) -> list[str]:
+    """The module of the package that `importlib.import_module`, or what stands for it, is asked for."""
+    if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
+        return []
+    if ast.unparse(node.func).rpartition(".")[2] not in ("import_module", "__import__"):
+        return []
+    text = str(node.args[0].value)
+    name = text.lstrip(".")
+    if name != text:
+        return [".".join([*here[: len(here) - (len(text) - len(name)) + 1], name])]
+    return [name.partition(".")[2] or "__init__"] if name.partition(".")[0] == package else []
+
+
+def imports(name: str, path: Path, known: Iterable[str], package: str) -> Iterator[Import]:
+    """Every import of the package's own modules, inside functions, for type checkers and by a text too."""
+    tree = ast.parse(path.read_text())
+    late = run_later(tree)
     inside = path.name == "__init__.py"
     here = [] if name == "__init__" else name.split(".") if inside else name.split(".")[:-1]
     for node in ast.walk(tree):
@@ -98,7 +126,7 @@ def imports(name: str, path: Path, known: Iterable[str], package: str) -> Iterat
                 whole = ".".join([*base, each.name])
                 targets.append(whole if whole in known else ".".join(base) or "__init__")
         else:
-            continue
+            targets = modules_in_words(node, here, package)
         for target in targets:
             if target != name:
                 yield Import(target, node.lineno, node not in late)
@@ -202,20 +230,32 @@ def test_every_file_of_a_room_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "words", "loaded"),
     [
-        ("from .upper.face import thing", "ground imports upper.face"),
-        ("def f():\n    from .upper import face", "ground imports upper.face"),
-        (
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from small.upper.face import thing",
-            "ground imports upper.face",
-        ),
-        ("import small.upper.face", "ground imports upper.face"),
-        ("from . import nowhere", ""),
+        ("from .upper.face import thing", FOUND, True),
+        ("def f():\n    from .upper import face", FOUND, False),
+        ("async def f():\n    from .upper import face", FOUND, False),
+        ("class C:\n    from .upper import face", FOUND, True),
+        ("if TYPE_CHECKING:\n    from small.upper.face import thing", FOUND, False),
+        ("if typing.TYPE_CHECKING:\n    from small.upper.face import thing", FOUND, False),
+        ("if TYPE_CHECKING:\n    pass\nelse:\n    from small.upper.face import thing", FOUND, True),
+        ("if not TYPE_CHECKING:\n    from small.upper.face import thing", FOUND, True),
+        ("if not TYPE_CHECKING:\n    pass\nelse:\n    from small.upper.face import thing", FOUND, False),
+        ("if base:\n    from small.upper.face import thing", FOUND, True),
+        ("import small.upper.face", FOUND, True),
+        ("importlib.import_module('small.upper.face')", FOUND, True),
+        ("importlib.import_module('.upper.face', 'small')", FOUND, True),
+        ("import_module('small.upper.face').thing", FOUND, True),
+        ("__import__('small.upper.face')", FOUND, True),
+        ("def f():\n    return importlib.import_module('small.upper.face')", FOUND, False),
+        ("later = lambda: importlib.import_module('small.upper.face')", FOUND, False),
+        ("importlib.import_module('json')", "", False),
+        ("importlib.import_module(base)", "", False),
+        ("from . import nowhere", "", False),
     ],
 )
-def test_a_line_in_the_wrong_direction_is_named(line: str, words: str, tmp_path: Path) -> None:
-    """With its file and number, wherever in the module it stands."""
+def test_a_line_in_the_wrong_direction_is_named(line: str, words: str, loaded: bool, tmp_path: Path) -> None:
+    """With its file and number, wherever in the module it stands; `loaded`: the line runs with the module."""
     package = tmp_path / "small"
     (package / "upper").mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -229,6 +269,7 @@ def test_a_line_in_the_wrong_direction_is_named(line: str, words: str, tmp_path:
     found = violations(package, rooms)
     assert len(found) == bool(words) and all(words in each and "ground.py:" in each for each in found)
     assert bool(cycles(edges_of(package, False))) == bool(words)
+    assert bool(cycles(edges_of(package, True))) == loaded
     assert violations(package, rooms[:-1]) != []  # and a module without a room
 
 
