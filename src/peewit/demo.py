@@ -52,7 +52,7 @@ ADVICE = """
 
 
 @dataclass(frozen=True)
-class Data:
+class DemoData:
     """Images (n, 1, 28, 28) and labels (n,): to train on, to validate on, to test on; and of classes never seen."""
 
     train: tuple[Tensor, Tensor]
@@ -78,7 +78,7 @@ class DemoScores:
     auroc: float
 
 
-def load(quick: bool = False) -> Data:
+def load(quick: bool = False) -> DemoData:
     """Eight classes, every tenth training image for validation; `quick` takes a few images only."""
     (x, y), (x_test, y_test) = fashion_mnist()
     unknown = {name: x_test[y_test == label] for label, name in enumerate(FASHION_MNIST_CLASSES) if label >= KNOWN}
@@ -88,7 +88,7 @@ def load(quick: bool = False) -> Data:
         x, y, x_test, y_test = x[:200], y[:200], x_test[:80], y_test[:80]
         unknown = {name: each[:20] for name, each in unknown.items()}
     held = torch.arange(len(x)) % 10 == 0
-    return Data((x[~held], y[~held]), (x[held], y[held]), (x_test, y_test), unknown)
+    return DemoData((x[~held], y[~held]), (x[held], y[held]), (x_test, y_test), unknown)
 
 
 def network() -> nn.Sequential:
@@ -173,7 +173,7 @@ def run(
     return scores
 
 
-def write(la: pw.Laplace, data: Data, path: Path, console: Console, quick: bool) -> None:
+def write(la: pw.Laplace, data: DemoData, path: Path, console: Console, quick: bool) -> None:
     """The page that says whether to trust the network, and where it is."""
     with stage(console, "unknown classes, corruptions and attacks, for the report"):
         report = pw.evaluate(
@@ -192,7 +192,7 @@ def write(la: pw.Laplace, data: Data, path: Path, console: Console, quick: bool)
     console.print(f"The report, to be opened in a browser: {path.resolve()}", highlight=False, soft_wrap=True)
 
 
-def compare(data: Data, console: Console, epochs: int) -> tuple[list[DemoScores], dict[str, pw.Laplace]]:
+def compare(data: DemoData, console: Console, epochs: int) -> tuple[list[DemoScores], dict[str, pw.Laplace]]:
     """The ways to predict, each with its scores; and the posteriors among them."""
     (x, y), (x_test, y_test) = data.train, data.test
     names = ", ".join(FASHION_MNIST_CLASSES[KNOWN:])
@@ -222,7 +222,7 @@ def compare(data: Data, console: Console, epochs: int) -> tuple[list[DemoScores]
     return [plain, judged[TRAINED], scaled, judged[VALIDATED]], posteriors
 
 
-def judge_posterior(name: str, la: pw.Laplace, data: Data) -> DemoScores:
+def judge_posterior(name: str, la: pw.Laplace, data: DemoData) -> DemoScores:
     """Scores of a posterior, which tells unknown images by what comes from uncertain weights."""
     known, unknown = la.predict(data.test[0]), la.predict(data.unknown)
     assert isinstance(known, pw.Classes) and isinstance(unknown, pw.Classes)

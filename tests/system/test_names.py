@@ -53,12 +53,23 @@ def crowded(package: Path) -> set[str]:
     }
 
 
+def types_of(tree: ast.Module) -> set[tuple[str, bool]]:
+    """Names of types in a module, classes and aliases, with whether each is a variable that stands for any type."""
+    types = {(node.name, False) for node in tree.body if isinstance(node, ast.ClassDef)}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = ast.unparse(getattr(node, "value", None) or ast.Constant(None))
+        for name in (target.id for target in targets if isinstance(target, ast.Name)):
+            if name[0].isupper() and not name.isupper():  # a constant has capitals alone
+                types.add((name, value.startswith(("TypeVar(", "ParamSpec("))))
+    return types
+
+
 def defined_twice(package: Path) -> set[str]:
-    """Public classes of one name."""
-    names = Counter(
-        node.name for tree in trees(package).values() for node in tree.body if isinstance(node, ast.ClassDef)
-    )
-    return {name for name, count in names.items() if count > 1 and not name.startswith("_")}
+    """Public types of one name in two modules; variables for types may share theirs with one another alone."""
+    types = [each for tree in trees(package).values() for each in types_of(tree)]
+    known, variables = Counter(name for name, variable in types if not variable), {name for name, free in types if free}
+    return {name for name, count in known.items() if count + (name in variables) > 1}
 
 
 def definitions(tree: ast.Module) -> Iterator[str]:
@@ -124,6 +135,7 @@ def test_values_of_many_fields_are_built_by_name() -> None:
 
 
 def test_a_name_is_one_class() -> None:
+    """Or one alias of a type."""
     assert defined_twice(PACKAGE) == set()
 
 
@@ -151,13 +163,21 @@ def test_every_name_is_used() -> None:
             (1, 0, 1),
         ),
         ("class Other:\n    pass\nother = Other()", (0, 1, 0)),
+        ("Other = int | str\nOther", (0, 1, 0)),
+        ("Other: TypeAlias = int | str\nOther", (0, 1, 0)),
+        ("Other = TypeVar('Other')\nOther", (0, 1, 0)),
+        ("Free = TypeVar('Free')\nFree", (0, 0, 0)),
+        ("Alias = int | str\nAlias", (0, 1, 0)),
+        ("OTHER = _Other = 1\nOTHER", (0, 0, 0)),
         ("def alone():\n    pass", (0, 0, 1)),
         ("def used():\n    pass\nused()", (0, 0, 0)),
     ],
 )
 def test_what_is_wrong_is_named(source: str, names: tuple[int, int, int], tmp_path: Path) -> None:
     """In a package of two files."""
-    (tmp_path / "one.py").write_text("class Other:\n    pass\nother = Other()\n")
+    (tmp_path / "one.py").write_text(
+        "class Other:\n    pass\nother = Other()\nFree = TypeVar('Free')\nAlias: TypeAlias = int\n"
+    )
     (tmp_path / "two.py").write_text(source)
     assert (len(crowded(tmp_path)), len(defined_twice(tmp_path)), len(unused(tmp_path, ""))) == names
 

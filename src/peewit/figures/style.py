@@ -16,7 +16,7 @@ from ..messages.errors import ArgumentTypeError, MissingPackageError, PeewitErro
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-Numbers = TypeVar("Numbers")
+FigureNumbers = TypeVar("FigureNumbers")
 
 # Okabe and Ito's colours: the colour-blind can tell them apart, and they show on light and on dark pages. Lines also
 # differ in dashes and markers in shapes, for print.
@@ -61,7 +61,9 @@ def expect_report(source: Any) -> None:
         )
 
 
-def numbers_of(source: Any, ready: type[Numbers], compute: Callable[..., Numbers], **arguments: Any) -> Numbers:
+def numbers_of(
+    source: Any, ready: type[FigureNumbers], compute: Callable[..., FigureNumbers], **arguments: Any
+) -> FigureNumbers:
     """The numbers behind a figure: `source` itself, or computed from a posterior.
 
     Arguments that are None or False count as not given. Ready numbers take no arguments.

@@ -12,7 +12,7 @@ from .elsewhere import OPTIONS
 from .errors import ArgumentTypeError, PeewitError
 
 NOWHERE: Mapping[str, str] = {}
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 Class = TypeVar("Class", bound=type)
 
@@ -110,7 +110,7 @@ def check_name(value: Any, known: Iterable[str], what: str) -> None:
         raise PeewitError(f"{what}={value!r} is not known; {near}Known: {', '.join(names)}.")
 
 
-def spelled(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+def spelled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """The same function, which answers unknown options with the nearest known one.
 
     Where it takes further keywords, these are tensors, arrays or lists of numbers.
@@ -125,7 +125,7 @@ def spelled(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
     needed = [name for name in places if parameters[name].default is inspect.Parameter.empty and name != "self"]
 
     @functools.wraps(function)
-    def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+    def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         if not any_number and (len(args) > len(places) or not kwargs.keys().isdisjoint(places[: len(args)])):
             refuse_places(title, args, places, kwargs)
         options = [

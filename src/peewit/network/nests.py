@@ -13,9 +13,9 @@ from ..messages.errors import ArgumentTypeError, PeewitError
 # A tensor, or tuples, lists and mappings of tensors: whatever the network takes.
 Inputs: TypeAlias = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 # (x, y), ((x1, x2), y), or a mapping with "labels".
-Batch: TypeAlias = Sequence[Any] | Mapping[str, Any]
+DataBatch: TypeAlias = Sequence[Any] | Mapping[str, Any]
 # Inputs and targets as tensors, or a DataLoader or another iterable of batches.
-Data: TypeAlias = tuple[Inputs, Tensor] | Iterable[Batch]
+Data: TypeAlias = tuple[Inputs, Tensor] | Iterable[DataBatch]
 
 
 class Pair(NamedTuple):

@@ -24,7 +24,7 @@ from .prediction import Prediction, target_form
 from .regression import Regression
 
 LinkName: TypeAlias = Literal["probit", "bridge", "bridge_normalised", "exact", "natural", "mean", "mc"]
-Rule = Callable[[Belief], Tensor]
+BeliefRule = Callable[[Belief], Tensor]
 Maker = Callable[[Belief, Likelihood, LinkName], Prediction]
 
 
@@ -59,7 +59,7 @@ def make_prediction(belief: Belief, likelihood: Likelihood, link: LinkName) -> P
     return family_of(likelihood).links[link].make(belief, likelihood, link)
 
 
-def classes(log_probs: Rule, entropies: Rule = label_rules.mean_entropies) -> Maker:
+def classes(log_probs: BeliefRule, entropies: BeliefRule = label_rules.mean_entropies) -> Maker:
     """Classes by two functions of a belief."""
     return partial(Classes, _rule=(log_probs, entropies))
 

@@ -39,10 +39,10 @@ def png(pixels: Pixels) -> bytes:
     return image
 
 
-Groups = Sequence[tuple[str, Sequence[Specimen]]]
+SpecimenGroups = Sequence[tuple[str, Sequence[Specimen]]]
 
 
-def groups_of(report: Results) -> Groups:
+def groups_of(report: Results) -> SpecimenGroups:
     """The single inputs of a report under their headings, what teaches most first."""
     wrong = "Sure, and wrong" if report.task == "classification" else "Off by the most deviations"
     unknown = [(f"Unknown (“{name}”), and it was sure", shown) for name, shown in report.unknown_surest.items()]
@@ -51,7 +51,7 @@ def groups_of(report: Results) -> Groups:
     return [(name, shown) for name, shown in groups if shown]
 
 
-def gallery(report: Results, groups: Groups) -> Markup | None:
+def gallery(report: Results, groups: SpecimenGroups) -> Markup | None:
     """The images of the groups, each with its prediction."""
     parts: list[Any] = []
     for title, specimens in groups:

@@ -96,7 +96,7 @@ class Turned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class BasisWeights:
     """Variances along one basis, as a function of the inputs."""
 
     parts: list[Turned]
@@ -112,20 +112,20 @@ class Weights:
             total = total + part(inputs)
         return total
 
-    def plus(self, others: Weights) -> Weights:
+    def plus(self, others: BasisWeights) -> BasisWeights:
         """The sum of both."""
         constants = [each.constant for each in (self, others) if each.constant is not None]
         constant = torch.stack(constants).sum(0) if constants else None
-        return Weights(parts=[*self.parts, *others.parts], constant=constant)
+        return BasisWeights(parts=[*self.parts, *others.parts], constant=constant)
 
-    def projected(self, basis: Tensor | None) -> Weights:
+    def projected(self, basis: Tensor | None) -> BasisWeights:
         """The variances of the outputs that they make: of `basis diag(weights) basis^T`, with (C, R)."""
         if basis is None:
             return self
         squares = basis.square()
         parts = [replace(part, table=squares.to(part.table.dtype) @ part.table) for part in self.parts]
         constant = None if self.constant is None else squares.to(self.constant.dtype) @ self.constant
-        return Weights(parts=parts, constant=constant)
+        return BasisWeights(parts=parts, constant=constant)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class Basis:
     """Blocks whose outputs have one basis in common, such as a weight and its bias."""
 
     basis: Tensor | None  # (C, R); None: the identity
-    weights: Weights
+    weights: BasisWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class SpectralForm:
 
     bases: list[Basis]
     basis: Tensor | None  # (C, R): of all of them; None: the identity
-    variances: Weights  # of the outputs themselves
+    variances: BasisWeights  # of the outputs themselves
     dtype: torch.dtype  # of the inputs
 
     def variance(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
@@ -174,18 +174,18 @@ def spectral_form(precision: Blocks, jacobians: dict[WeightRange, Piece], mean: 
         jacobian, weight, left, right = form
         dtype = jacobian.dtype
         basis, turn, table = (right, left, weight) if jacobian.flipped else (left, right, weight.mT)
-        nothing = Basis(basis=None if basis is None else basis[0], weights=Weights(parts=[], constant=None))
+        nothing = Basis(basis=None if basis is None else basis[0], weights=BasisWeights(parts=[], constant=None))
         known = bases.setdefault(id(basis), nothing)
         if jacobian.acts.constant:
             constant = jacobian.inner(weight, left, right)[1][0, 0, 0]
-            weights = known.weights.plus(Weights(parts=[], constant=constant))
+            weights = known.weights.plus(BasisWeights(parts=[], constant=constant))
         else:
             weights = known.weights.plus(_squares(None if turn is None else turn[0], table[0], jacobian.acts.ones))
         bases[id(basis)] = replace(known, weights=weights)
     all_bases = [*bases.values()]
     if not all_bases:
         return None
-    variances = Weights(parts=[], constant=None)
+    variances = BasisWeights(parts=[], constant=None)
     for each in all_bases:
         variances = variances.plus(each.weights.projected(each.basis))
     if all(each.basis is None for each in all_bases):
@@ -196,15 +196,15 @@ def spectral_form(precision: Blocks, jacobians: dict[WeightRange, Piece], mean: 
     return SpectralForm(bases=all_bases, basis=basis, variances=variances, dtype=dtype)
 
 
-def _squares(turn: Tensor | None, table: Tensor, ones: bool) -> Weights:
+def _squares(turn: Tensor | None, table: Tensor, ones: bool) -> BasisWeights:
     """`(a turn)^2 table`; `ones`: a one is appended to the inputs a."""
     turn, table = None if turn is None else turn.T.contiguous(), table.T.contiguous()
     if not ones:
-        return Weights(parts=[Turned(turn=turn, shift=None, table=table)], constant=None)
+        return BasisWeights(parts=[Turned(turn=turn, shift=None, table=table)], constant=None)
     if turn is None:
-        return Weights(parts=[Turned(turn=None, shift=None, table=table[:, :-1])], constant=table[:, -1])
+        return BasisWeights(parts=[Turned(turn=None, shift=None, table=table[:, :-1])], constant=table[:, -1])
     part = Turned(turn=turn[:, :-1].contiguous(), shift=turn[:, -1].contiguous(), table=table)
-    return Weights(parts=[part], constant=None)
+    return BasisWeights(parts=[part], constant=None)
 
 
 @dataclass(frozen=True, kw_only=True)

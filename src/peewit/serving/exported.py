@@ -17,12 +17,12 @@ from ..network.calling import output_in, run_plainly
 from ..network.nests import Inputs, map_tensors
 from ..predictions import label_rules, links
 from ..predictions.predict import flat_outputs
-from .closed import DenseForm, Rows, SpectralForm, Turned, Weights
+from .closed import BasisWeights, DenseForm, Rows, SpectralForm, Turned
 from .network import LastLayer
 
 SHIFTS = 6  # by which the argument of the digamma function grows until its series is good to 1e-11
 
-Outputs: TypeAlias = dict[str, Tensor]  # by the name that a prediction has for them
+NamedOutputs: TypeAlias = dict[str, Tensor]  # by the name that a prediction has for them
 
 
 class TurnedSquares(nn.Module):
@@ -48,7 +48,7 @@ class Spectrum(nn.Module):
 
     constant: Tensor | None
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: BasisWeights) -> None:
         super().__init__()
         self.parts = nn.ModuleList(map(TurnedSquares, weights.parts))
         self.register_buffer("constant", weights.constant)
@@ -196,7 +196,7 @@ class LabelRule(nn.Module, ABC):
     names: tuple[str, ...]
 
     @abstractmethod
-    def forward(self, mean: Tensor, inputs: Tensor) -> Outputs:
+    def forward(self, mean: Tensor, inputs: Tensor) -> NamedOutputs:
         """Of outputs (N, T, C), in the shape that predictions have."""
 
 
@@ -214,7 +214,7 @@ class ClassRule(LabelRule):
     def of(self, mean: Tensor, spread: Spread) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities (N, T, C), the entropy of them and the mean entropy (N, T)."""
 
-    def forward(self, mean: Tensor, inputs: Tensor) -> Outputs:
+    def forward(self, mean: Tensor, inputs: Tensor) -> NamedOutputs:
         """Of outputs (N, T, C)."""
         probs, total, expected = self.of(mean, self.covariances(inputs, mean.dtype))
         entropies = {"epistemic": (total - expected).clamp(min=0), "entropy": total}
@@ -263,7 +263,7 @@ class VarianceRule(LabelRule):
         super().__init__()
         self.form, self.variances = form, variances
 
-    def forward(self, mean: Tensor, inputs: Tensor) -> Outputs:
+    def forward(self, mean: Tensor, inputs: Tensor) -> NamedOutputs:
         """Of outputs (N, T, C)."""
         values = self.of(mean, self.variances(inputs, mean.dtype))
         return {name: self.form.restore(value) for name, value in zip(self.names, values, strict=True)}
@@ -345,7 +345,7 @@ class ExportedModule(nn.Module):
         self.network, self.change, self.rule = network, change, rule
         self.last, self.form, self.mode = last, form, mode
 
-    def forward(self, x: Inputs) -> Outputs:
+    def forward(self, x: Inputs) -> NamedOutputs:
         """Of inputs of the kind that the predictor was made for."""
         with nullcontext() if self.mode is None else self.mode():
             output = output_in(run_plainly(self.network, map_tensors(torch.clone, x)))
@@ -354,5 +354,5 @@ class ExportedModule(nn.Module):
         inputs = layer_inputs.reshape(mean.shape[0], -1, layer_inputs.shape[-1])
         if self.change is not None:  # to the linear mode
             mean = mean + self.change(inputs.to(self.change.weight.dtype)).to(mean.dtype)
-        outputs: Outputs = self.rule(mean, inputs)
+        outputs: NamedOutputs = self.rule(mean, inputs)
         return {name: outputs[name] for name in self.rule.names}

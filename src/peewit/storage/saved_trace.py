@@ -13,7 +13,7 @@ from torch import Tensor
 from ..messages.errors import PeewitError
 from ..posterior.trace import Trace
 
-Number: TypeAlias = float | Literal["nan", "inf", "-inf"]  # JSON has no others
+SavedNumber: TypeAlias = float | Literal["nan", "inf", "-inf"]  # JSON has no others
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -23,17 +23,17 @@ class SavedTrace:
     method: str
     objective: str
     groups: tuple[str, ...] | None  # None: as the prior has them, for there can be millions
-    values: tuple[Number, ...]
+    values: tuple[SavedNumber, ...]
     precisions: Tensor
-    noises: tuple[Number, ...]
-    temperatures: tuple[Number, ...]
+    noises: tuple[SavedNumber, ...]
+    temperatures: tuple[SavedNumber, ...]
     effective_dimensions: Tensor | None
     stopped: str
     converged: bool
     warnings: tuple[str, ...]
-    decrements: tuple[Number, ...]
-    gradients: tuple[Number, ...]
-    products: tuple[Number, ...]
+    decrements: tuple[SavedNumber, ...]
+    gradients: tuple[SavedNumber, ...]
+    products: tuple[SavedNumber, ...]
     raised: float
 
     @staticmethod
@@ -81,16 +81,16 @@ class SavedTrace:
         return trace
 
 
-def to_file(numbers: Iterable[float]) -> tuple[Number, ...]:
+def to_file(numbers: Iterable[float]) -> tuple[SavedNumber, ...]:
     """Scores can be infinite, or not a number."""
-    words: dict[bool, Number] = {True: "inf", False: "-inf"}
+    words: dict[bool, SavedNumber] = {True: "inf", False: "-inf"}
     return tuple(
         float(number) if math.isfinite(number) else "nan" if math.isnan(number) else words[number > 0]
         for number in numbers
     )
 
 
-def from_file(numbers: Iterable[Number]) -> tuple[float, ...]:
+def from_file(numbers: Iterable[SavedNumber]) -> tuple[float, ...]:
     """The numbers again."""
     return tuple(float(number) for number in numbers)
 

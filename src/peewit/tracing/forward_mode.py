@@ -25,11 +25,11 @@ from ..network.workarounds import ConstantPadding
 from ..runtime.memory import Budget
 from ..weights.ranges import WeightRange
 from ..weights.space import Space
-from ..weights.vectors import Weights, fill_mask, unflatten
+from ..weights.vectors import NamedTensors, fill_mask, unflatten
 from .knowledge import Learner
 from .tracer import Tracer
 
-Run = Callable[[Weights], Tensor]
+OutputsAt = Callable[[NamedTensors], Tensor]
 Pushed = tuple[Tensor, Tensor]  # outputs (B, ...) and `J v` (S, B, ...)
 EXAMPLES = 4  # that a way is tried on
 TRIALS = 3  # vectors that a way is tried with
@@ -52,7 +52,7 @@ def forward_mode(run: Callable[[Any], Tensor], weights: Any, tangents: Any) -> P
     return _forward(lambda: jvp(run, (weights,), (tangents,)))
 
 
-def _map_vectors(run: Run, weights: Weights, tangents: Weights) -> Pushed | None:
+def _map_vectors(run: OutputsAt, weights: NamedTensors, tangents: NamedTensors) -> Pushed | None:
     """Products with several vectors at once."""
     outs: Any = (None, 0)  # outputs depend on no vector
     push = vmap(lambda vector: jvp(run, (weights,), (vector,)), out_dims=outs, randomness="same")
@@ -74,7 +74,7 @@ def _forward(push: Callable[[], Any]) -> Pushed | None:
     return outputs[0], outputs[1]
 
 
-def double_backward(run: Run, weights: Weights, tangents: Weights) -> Pushed | None:
+def double_backward(run: OutputsAt, weights: NamedTensors, tangents: NamedTensors) -> Pushed | None:
     """Outputs, and `J v` as the gradient of `(u^T J) v` in u; None where the network has no second derivatives."""
     with torch.enable_grad():
         leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
@@ -96,10 +96,12 @@ def double_backward(run: Run, weights: Weights, tangents: Weights) -> Pushed | N
     return output.detach(), product.detach()
 
 
-def _each(way: Callable[[Run, Weights, Weights], Pushed | None]) -> Callable[[Run, Weights, Weights], Pushed | None]:
+def _each(
+    way: Callable[[OutputsAt, NamedTensors, NamedTensors], Pushed | None],
+) -> Callable[[OutputsAt, NamedTensors, NamedTensors], Pushed | None]:
     """A way for one vector as one for several, one after the other."""
 
-    def repeat(run: Run, weights: Weights, tangents: Weights) -> Pushed | None:
+    def repeat(run: OutputsAt, weights: NamedTensors, tangents: NamedTensors) -> Pushed | None:
         pairs, number = [], len(next(iter(tangents.values())))
         for row in range(number):
             pair = way(run, weights, {name: tangent[row] for name, tangent in tangents.items()})
@@ -111,7 +113,7 @@ def _each(way: Callable[[Run, Weights, Weights], Pushed | None]) -> Callable[[Ru
     return repeat
 
 
-WAYS: tuple[Callable[[Run, Weights, Weights], Pushed | None], ...] = (
+WAYS: tuple[Callable[[OutputsAt, NamedTensors, NamedTensors], Pushed | None], ...] = (
     _map_vectors,
     _each(forward_mode),
     _each(double_backward),
@@ -206,7 +208,7 @@ class Push:
         generator = torch.Generator("cpu").manual_seed(0)
         return torch.randn(output.shape, generator=generator, dtype=torch.float64, device="cpu").to(output)
 
-    def _pull(self, inputs: Inputs) -> tuple[Tensor, Weights]:
+    def _pull(self, inputs: Inputs) -> tuple[Tensor, NamedTensors]:
         """Outputs, and `J^T u` as a tensor per weight, by the network's own backward pass."""
         output, gradients = self._gradients(inputs)
         filled = {

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from .space import Space
 
-Weights = dict[str, Tensor]
+NamedTensors = dict[str, Tensor]
 
 
-def unflatten(vectors: Tensor, space: Space) -> Weights:
+def unflatten(vectors: Tensor, space: Space) -> NamedTensors:
     """(..., D) -> one tensor (..., *shape) per weight; weights outside a mask get zero."""
     vectors = fill_mask(vectors, space)
     return {
@@ -42,7 +42,7 @@ def flatten_gradients(gradients: Sequence[Tensor | None], model: nn.Module, spac
     )
 
 
-def flatten(tensors: Weights, space: Space) -> Tensor:
+def flatten(tensors: NamedTensors, space: Space) -> Tensor:
     """Flatten one tensor per weight -> (D,)."""
     flat = torch.cat([tensors[name].flatten() for name in space.names])
     return flat if space.mask is None else flat[space.mask.to(flat.device)]

@@ -14,7 +14,7 @@ from ...messages.errors import PeewitError
 from ...weights.ranges import WeightRange
 from ...weights.space import Space
 
-Key = TypeVar("Key", bound=Hashable)
+AnyKey = TypeVar("AnyKey", bound=Hashable)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -42,7 +42,7 @@ def narrow_basis(basis: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return kept
 
 
-def accumulate(sums: dict[Key, Tensor], key: Key, value: Tensor) -> None:
+def accumulate(sums: dict[AnyKey, Tensor], key: AnyKey, value: Tensor) -> None:
     """Add to a sum, which begins with its first value."""
     value = value.to(sum_dtype(value.dtype))
     sums[key] = value if key not in sums else sums[key] + value

@@ -17,7 +17,7 @@ from .factors import Key, KronFactors, KronSums, Side
 from .grams import outer, too_long
 
 LARGEST_DENSE = 1_024  # norm and generic weights up to this size get a dense block
-Products = dict[tuple[tuple[int, ...], torch.dtype], Tensor]  # of gradients, by which they are and how made
+GradientProducts = dict[tuple[tuple[int, ...], torch.dtype], Tensor]  # of gradients, by which they are and how made
 DtypeOf = Callable[[Side], torch.dtype | None]  # of the products of a side, at least; None: leave it out
 
 
@@ -52,7 +52,7 @@ def counted_positions(term: Term, masked: Tensor | None, alive: Tensor | None) -
 
 
 def add_gradients(
-    sums: KronSums, key: Key, matrix: Matrix, reduced: bool, products: Products, dtype_of: DtypeOf = plainly
+    sums: KronSums, key: Key, matrix: Matrix, reduced: bool, products: GradientProducts, dtype_of: DtypeOf = plainly
 ) -> None:
     """`sum g g^T` over probes, examples and positions (summed over positions first when reduced)."""
     sums.layouts.setdefault(key, matrix.layout)

@@ -16,14 +16,14 @@ from ...network.finite import refuse_broken_curvature
 STREAMS = 4
 JACOBI = (320, 512)  # sizes for which torch takes a slow algorithm on a GPU, and a larger matrix is faster
 Name = TypeVar("Name", bound=Hashable)
-Side = tuple[Tensor | None, Tensor]  # eigenvectors (G, n, n), or None for a diagonal side, and eigenvalues (G, n)
+EigenSide = tuple[Tensor | None, Tensor]  # eigenvectors (G, n, n), or None for a diagonal side, and eigenvalues (G, n)
 
 
-def decompose_sides(sides: Sequence[tuple[str, Tensor]]) -> list[Side]:
+def decompose_sides(sides: Sequence[tuple[str, Tensor]]) -> list[EigenSide]:
     """Of named sides (G, n, n), or (G, n) where they are diagonal; no eigenvalue is negative."""
     refuse_broken_curvature(sides)
     large = [number for number, (_, side) in enumerate(sides) if needs_stream(side)]
-    decomposed: dict[int, Side] = {}
+    decomposed: dict[int, EigenSide] = {}
     if len(large) > 1:
         decomposed = decompose_in_streams(sides, sorted(large, key=lambda number: -sides[number][1].shape[-1]))
     return [
@@ -37,13 +37,13 @@ def needs_stream(side: Tensor) -> bool:
     return side.is_cuda and side.dim() == 3 and side.shape[-1] > 1 and not side.requires_grad
 
 
-def decompose_in_streams(sides: Sequence[tuple[str, Tensor]], order: list[int]) -> dict[int, Side]:
+def decompose_in_streams(sides: Sequence[tuple[str, Tensor]], order: list[int]) -> dict[int, EigenSide]:
     """Decompose the largest first on a few streams, with a thread for each, since torch waits for every result."""
     device = sides[order[0]][1].device
     current = torch.cuda.current_stream(device)
     ready = current.record_event()
     waiting = deque(order)
-    decomposed: dict[int, Side] = {}
+    decomposed: dict[int, EigenSide] = {}
 
     def work() -> torch.cuda.Event:
         stream = torch.cuda.Stream(device)
@@ -67,7 +67,7 @@ def decompose_in_streams(sides: Sequence[tuple[str, Tensor]], order: list[int]) 
     return decomposed
 
 
-def decompose_side(side: Tensor, name: str) -> Side:
+def decompose_side(side: Tensor, name: str) -> EigenSide:
     """Decompose one named side."""
     return decompose_sides([(name, side)])[0]
 
@@ -118,7 +118,7 @@ def eigenvalues(side: Tensor) -> Tensor:
     return positive
 
 
-def decompose_matrix(side: Tensor, name: str) -> Side:
+def decompose_matrix(side: Tensor, name: str) -> EigenSide:
     """Eigenvectors and eigenvalues of one side, in float64 where float32 does not converge."""
     if side.dim() == 2:
         return None, side.clamp(min=0)

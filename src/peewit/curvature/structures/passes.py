@@ -14,7 +14,7 @@ from ...weights.ranges import WeightRange
 from ..batch import Batch, Chunk, KeptChunks
 from ..stream import Source
 from .common import accumulate
-from .contributions import DtypeOf, Products, add_gradients, add_inputs, add_other, counted_positions
+from .contributions import DtypeOf, GradientProducts, add_gradients, add_inputs, add_other, counted_positions
 from .factors import Key, KronSums, Own, Side
 from .rounding import SMALL, Rounding, norm
 
@@ -85,7 +85,7 @@ class KronMeasurement:
         last: dict[Key, Matrix] = {}
         alive: dict[tuple[Key, int], Tensor] = {}
         for chunk in chunks:
-            products: Products = {}  # of this chunk: a bias has the gradients of its weight
+            products: GradientProducts = {}  # of this chunk: a bias has the gradients of its weight
             for key, jacobian in join_biases(chunk, pairs):
                 if isinstance(jacobian, Explicit):
                     if jacobian.size <= SMALL and not self.rounding.judged:

@@ -31,21 +31,21 @@ LOST = 0.3  # the same, where they cannot be
 LESS = 1e-3  # of the prior precision: how much smaller it may be when it is tuned
 MORE = 1_000  # times the data so far are expected, where it is not known how many come
 LOOKS = 4  # each time there are so many times the data
-Key = TypeVar("Key", bound=Hashable)
-Own = TypeVar("Own", bound=Hashable)
+AnyKey = TypeVar("AnyKey", bound=Hashable)
+AnyOwner = TypeVar("AnyOwner", bound=Hashable)
 
 
 @dataclass(kw_only=True)
-class Rounding(Generic[Key]):
+class Rounding(Generic[AnyKey]):
     """Which matrices have products in float64, decided as the data come.
 
     Results depend on it no more than on rounding, so that it may look at the prior and the noise of the fit.
     """
 
     source: Source
-    exact: set[Key] = field(default_factory=set)  # products are in float64 from now on
-    rounded_diagonals: dict[Key, Tensor] = field(default_factory=dict)  # and the diagonal of what was summed before
-    lost: set[Key] = field(default_factory=set)  # that came too late: their numbers have jumped meanwhile
+    exact: set[AnyKey] = field(default_factory=set)  # products are in float64 from now on
+    rounded_diagonals: dict[AnyKey, Tensor] = field(default_factory=dict)  # and the diagonal of what was summed before
+    lost: set[AnyKey] = field(default_factory=set)  # that came too late: their numbers have jumped meanwhile
     seen: int = 0
     judged: int = 0  # examples seen when last asked
     first: bool = True  # whether that was the first time
@@ -73,7 +73,7 @@ class Rounding(Generic[Key]):
         """Whether to look again at the end: data came since the last look, or what it found may have come too late."""
         return not self.wide and (self.seen > self.judged or bool(self.rounded_diagonals))
 
-    def judge(self, matrices: Mapping[Key, tuple[Tensor, Tensor]]) -> set[Key]:
+    def judge(self, matrices: Mapping[AnyKey, tuple[Tensor, Tensor]]) -> set[AnyKey]:
         """Decide which matrices (G, n, n) need products in float64 from now on; each comes with its ridge (G,).
 
         Those of the first batch are made again. Where it comes too late the data are passed over again. If they cannot
@@ -94,17 +94,17 @@ class Rounding(Generic[Key]):
         self.take(needed, matrices)
         return needed
 
-    def take(self, needed: set[Key], matrices: Mapping[Key, tuple[Tensor, Tensor]]) -> None:
+    def take(self, needed: set[AnyKey], matrices: Mapping[AnyKey, tuple[Tensor, Tensor]]) -> None:
         """Products of these are in float64 from now on, and those of the first batch too."""
         self.exact |= needed
         if not self.first:
             self.rounded_diagonals |= {key: diagonal(matrices[key][0]).clone() for key in needed}
 
-    def watches(self, key: Key) -> bool:
+    def watches(self, key: AnyKey) -> bool:
         """Whether some of its products were in float32 and it still counts as exact."""
         return (key not in self.exact or key in self.rounded_diagonals) and key not in self.lost
 
-    def _error(self, key: Key, matrix: Tensor, ridge: Tensor, less: float = LESS) -> Tensor:
+    def _error(self, key: AnyKey, matrix: Tensor, ridge: Tensor, less: float = LESS) -> Tensor:
         """How far variances may be off when all data are summed and the prior precision is `less` times as large."""
         coarse = self.source.task.budget.arithmetic.parts(predicting=False) == 1
         error_per_unit = (TENSOR_CORES if coarse else PRODUCTS) * matrix.shape[-1] ** 0.5
@@ -125,7 +125,7 @@ class Rounding(Generic[Key]):
         """The likelihood's noise precision over the prior precision."""
         return float(self.source.task.likelihood.noise_precision) ** self.source.kind.degree / self.source.task.least
 
-    def find_visible(self, largest: Mapping[Own, Tensor]) -> set[Own]:
+    def find_visible(self, largest: Mapping[AnyOwner, Tensor]) -> set[AnyOwner]:
         """Blocks whose rounding in float32 would show beside the prior after all data, from their norms so far."""
         if self.wide or not largest:
             return set(largest)

@@ -23,8 +23,8 @@ from ...runtime.device import device_named
 from ...runtime.progress import Progress
 from .splitting import TableSplit, split_table
 from .training import (
-    Examples,
     Factory,
+    LabelledTensors,
     Loss,
     TrainingOptions,
     build_network,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ...predictions.prediction import Prediction
     from ...tracing.selection import Weights
 
-Numbers = NDArray[Any]
+NumberArray = NDArray[Any]
 MOST_HELD = 0.5  # of the rows: every class keeps some to train on
 
 
@@ -64,9 +64,9 @@ class Uncertainty(NamedTuple):
         (5, 1)
     """
 
-    total: Numbers
-    epistemic: Numbers
-    aleatoric: Numbers
+    total: NumberArray
+    epistemic: NumberArray
+    aleatoric: NumberArray
 
 
 class LaplaceEstimator(BaseEstimator):  # type: ignore[misc]
@@ -130,7 +130,9 @@ class LaplaceEstimator(BaseEstimator):  # type: ignore[misc]
         options.check()
         return options
 
-    def _train(self, X: Numbers, y: Numbers, classes: Numbers, outputs: int, loss: Loss, what: str) -> TrainedTable:
+    def _train(
+        self, X: NumberArray, y: NumberArray, classes: NumberArray, outputs: int, loss: Loss, what: str
+    ) -> TrainedTable:
         """Scale the inputs, hold rows out, and train a network with so many outputs; `y` is ready for the loss."""
         options, random = self._options(), check_random_state(self.random_state)
         tune = self.noisy or not self.early_stopping
@@ -159,10 +161,10 @@ class LaplaceEstimator(BaseEstimator):  # type: ignore[misc]
             )
         return table
 
-    def _inputs(self, X: Numbers) -> Tensor:
+    def _inputs(self, X: NumberArray) -> Tensor:
         """Scaled rows as the network takes them."""
         parameter = next(iter(self.network_.parameters()))
-        scaled: Numbers = self.input_scaler_.transform(X)
+        scaled: NumberArray = self.input_scaler_.transform(X)
         return torch.as_tensor(scaled, dtype=parameter.dtype, device=parameter.device)
 
     def _check_inputs(self, X: Any) -> Tensor:
@@ -184,23 +186,23 @@ class TrainedTable(NamedTuple):
     y: Tensor
     split: TableSplit
 
-    def rows(self, numbers: Numbers) -> Examples:
+    def rows(self, numbers: NumberArray) -> LabelledTensors:
         """Some of them."""
         chosen = torch.as_tensor(numbers, device=self.x.device)
         return self.x[chosen], self.y[chosen]
 
     @property
-    def train(self) -> Examples:
+    def train(self) -> LabelledTensors:
         """Those that the network was trained on."""
         return self.rows(self.split.train)
 
     @property
-    def tuning(self) -> Examples | None:
+    def tuning(self) -> LabelledTensors | None:
         """Those that neither trained nor stopped."""
         return self.rows(self.split.tuning) if len(self.split.tuning) else None
 
 
-def as_array(values: Tensor) -> Numbers:
+def as_array(values: Tensor) -> NumberArray:
     """A tensor as an array in float64, or of truth values."""
-    array: Numbers = values.detach().cpu().numpy()
+    array: NumberArray = values.detach().cpu().numpy()
     return array.astype(np.float64) if array.dtype.kind == "f" else array

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ...fitting import fit
 from ...messages.errors import PeewitError
 from ...predictions.classes import Classes
-from .base import LaplaceEstimator, Numbers, Uncertainty, as_array
+from .base import LaplaceEstimator, NumberArray, Uncertainty, as_array
 
 
 class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):  # type: ignore[misc]
@@ -104,7 +104,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):  # type: ignore[misc
             self.posterior_ = la.tune(validation=held, progress=bool(self.verbose))
         return self
 
-    def predict_proba(self, X: Any) -> Numbers:
+    def predict_proba(self, X: Any) -> NumberArray:
         """Predict the probability of every class.
 
         Args:
@@ -120,7 +120,7 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):  # type: ignore[misc
         """
         return as_array(self._classes(X).probs)
 
-    def predict(self, X: Any) -> Numbers:
+    def predict(self, X: Any) -> NumberArray:
         """Predict the likeliest class.
 
         Args:
@@ -136,10 +136,10 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):  # type: ignore[misc
             True
         """
         check_is_fitted(self, "posterior_")
-        labels: Numbers = self.classes_[self.predict_proba(X).argmax(1)]
+        labels: NumberArray = self.classes_[self.predict_proba(X).argmax(1)]
         return labels
 
-    def predict_set(self, X: Any, level: float = 0.9) -> Numbers:
+    def predict_set(self, X: Any, level: float = 0.9) -> NumberArray:
         """Predict the fewest classes that together have at least a probability.
 
         Args:

@@ -16,7 +16,7 @@ from ...laplace import Laplace
 from ...likelihoods import Gaussian
 from ...messages.warnings import FitWarning, warn
 from ...predictions.regression import Regression
-from .base import LaplaceEstimator, Numbers, TrainedTable, Uncertainty, as_array
+from .base import LaplaceEstimator, NumberArray, TrainedTable, Uncertainty, as_array
 from .splitting import LEAST_TUNING
 
 LEAST_NOISE = 1e-3  # of the targets' deviation, where residuals vanish
@@ -170,7 +170,7 @@ class LaplaceRegressor(RegressorMixin, MultiOutputMixin, LaplaceEstimator):  # t
         with torch.no_grad():
             return self._values(self.network_(x))
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Numbers, Numbers]:
+    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[NumberArray, NumberArray]:
         """Predict intervals that hold new targets with a probability.
 
         Args:
@@ -215,12 +215,12 @@ class LaplaceRegressor(RegressorMixin, MultiOutputMixin, LaplaceEstimator):  # t
         assert isinstance(prediction, Regression)
         return prediction
 
-    def _values(self, scaled: torch.Tensor) -> Numbers:
+    def _values(self, scaled: torch.Tensor) -> NumberArray:
         """Targets in their own units and shape."""
-        values: Numbers = self.target_scaler_.inverse_transform(as_array(scaled))
+        values: NumberArray = self.target_scaler_.inverse_transform(as_array(scaled))
         return values[:, 0] if self._flat else values
 
-    def _deviations(self, variance: torch.Tensor) -> Numbers:
+    def _deviations(self, variance: torch.Tensor) -> NumberArray:
         """Square roots of scaled variances in the units of the targets."""
-        values: Numbers = as_array(variance.sqrt()) * self.target_scaler_.scale_
+        values: NumberArray = as_array(variance.sqrt()) * self.target_scaler_.scale_
         return values[:, 0] if self._flat else values

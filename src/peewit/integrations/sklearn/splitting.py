@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = NDArray[np.intp]
+RowNumbers = NDArray[np.intp]
 LEAST_STOPPING = 5  # rows: fewer cannot tell one epoch from another
 LEAST_TUNING = 10  # rows: the noise is then known to about a quarter of itself
 
@@ -17,12 +17,12 @@ LEAST_TUNING = 10  # rows: the noise is then known to about a quarter of itself
 class TableSplit:
     """Numbers of rows; no row is in two of them, and those that are held out may be none."""
 
-    train: Rows
-    stopping: Rows
-    tuning: Rows
+    train: RowNumbers
+    stopping: RowNumbers
+    tuning: RowNumbers
 
     @property
-    def held(self) -> Rows:
+    def held(self) -> RowNumbers:
         """All that the network is not trained on."""
         return np.concatenate([self.stopping, self.tuning])
 

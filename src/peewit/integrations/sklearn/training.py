@@ -18,7 +18,7 @@ from ...messages.errors import ArgumentTypeError, PeewitError
 from ...runtime.progress import Progress
 
 Factory: TypeAlias = Callable[[int, int], nn.Module]
-Examples: TypeAlias = tuple[Tensor, Tensor]
+LabelledTensors: TypeAlias = tuple[Tensor, Tensor]
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 NOTABLE = 1e-4  # nats, or squared deviations: stopping data that are told apart perfectly are fitted better forever
 
@@ -118,8 +118,8 @@ class TrainingRun:
 
 def train_network(
     network: nn.Module,
-    train: Examples,
-    stopping: Examples | None,
+    train: LabelledTensors,
+    stopping: LabelledTensors | None,
     loss: Loss,
     options: TrainingOptions,
     seed: int,
@@ -172,7 +172,7 @@ def batches(examples: int, size: int, generator: torch.Generator) -> Iterator[Te
     yield from parts
 
 
-def mean_loss(network: nn.Module, data: Examples, loss: Loss, size: int) -> float:
+def mean_loss(network: nn.Module, data: LabelledTensors, loss: Loss, size: int) -> float:
     """Over all rows, in parts."""
     with torch.no_grad():
         parts = zip(*(each.split(max(size, 1024)) for each in data), strict=True)
