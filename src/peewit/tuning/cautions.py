@@ -19,8 +19,8 @@ SHARE = 0.5  # effective dimensions per label
 SEPARATED = 0.1  # NLL of the network on its training data, as a share of what the evidence takes it to lose
 FAR = 2.5  # the noise over the residuals' root mean square
 WAYS = (
-    "Ways out: tune(validation=...) with data that the network was not trained on, tune(train=...) without, or "
-    "weights='last_layer'. The evidence still compares models."
+    "Ways out: tune(validation=...) with data that the network was not trained on, or tune(train=...) without. The "
+    "evidence still compares models."
 )
 
 
