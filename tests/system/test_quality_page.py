@@ -124,20 +124,30 @@ def test_goals(folder: Path) -> None:
         return goals.GOALS[number].judge(read, by_half[half])
 
     assert judge(0, "confirm") == goals.Verdict(True, "1 of 1 tasks")
-    assert judge(0, "choose") == goals.Verdict(False, "1 of 2 tasks; missed: third +0.200")
+    assert judge(0, "choose") == goals.Verdict(
+        False, "1 of 2 tasks (classes 1 of 1, numbers 0 of 1); missed: third +0.200"
+    )
     assert judge(1, "confirm").met is True
+    assert judge(1, "confirm").text == (
+        "validation 0.540, plain 0.600, temperature 0.550 (-0.010); the median difference from temperature over the "
+        "tasks is -0.010"
+    )
     assert judge(1, "all") == goals.Verdict(
-        False, "validation 0.760, plain 50.400, temperature 0.700 (+0.060)"
-    )  # on the mean over all three
+        False,
+        "validation 0.760, plain 50.400, temperature 0.700 (+0.060); the median difference from temperature over the "
+        "tasks is -0.010; on the mean over tasks of classes validation 0.540, plain 0.600, temperature 0.550 (-0.010)",
+    )  # the first mean is over all three
     assert judge(2, "confirm") == goals.NOTHING
     assert judge(2, "choose") == goals.Verdict(False, "mean 99.0% (tasks: 1); outside: third 99.0%")
-    assert judge(3, "all") == goals.Verdict(True, "3 of 3 tasks (by mutual information 3 of 3)")
-    assert judge(4, "confirm") == goals.Verdict(True, "1 of 1 tasks")
-    assert judge(4, "choose") == goals.Verdict(False, "0 of 1 tasks; missed: first +0.030")
-    assert judge(5, "choose").text == "0 of 1 tasks; missed: first -0.025 (by mutual information 1 of 1)"
-    assert judge(6, "choose").text == "1 of 3 runs that got worse; the largest harm without a warning: first +0.100"
-    assert judge(6, "confirm") == goals.Verdict(True, "no run got worse")
-    assert judge(7, "all") == goals.Verdict(True, "0 of 9 runs that improved (0.0%)")
+    assert judge(3, "all") == goals.Verdict(True, "3 of 3 tasks (classes 2 of 2, numbers 1 of 1)")
+    assert judge(4, "all") == goals.Verdict(True, "3 of 3 tasks (classes 2 of 2, numbers 1 of 1)")
+    assert judge(5, "confirm") == goals.Verdict(True, "1 of 1 tasks")
+    assert judge(5, "choose") == goals.Verdict(False, "0 of 1 tasks; missed: first +0.030")
+    assert judge(6, "choose") == goals.Verdict(False, "0 of 1 tasks; missed: first -0.025")
+    assert judge(7, "choose") == goals.Verdict(True, "1 of 1 tasks")
+    assert judge(8, "choose").text == "1 of 3 runs that got worse; the largest harm without a warning: first +0.100"
+    assert judge(8, "confirm") == goals.Verdict(True, "no run got worse")
+    assert judge(9, "all") == goals.Verdict(True, "0 of 9 runs that improved (0.0%)")
 
 
 def test_runs_that_surely_got_worse(folder: Path) -> None:
@@ -260,7 +270,7 @@ def test_a_page_from_files(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     text = target.read_text(encoding="utf-8")
     assert text.index("## The goals") < text.index("## What we found") < text.index("## How it was measured")
     assert "| third | choose | 150 |" in text
-    assert "- choose: **missed**, 1 of 2 tasks; missed: third +0.200." in text
+    assert "- choose: **missed**, 1 of 2 tasks (classes 1 of 1, numbers 0 of 1); missed: third +0.200." in text
     assert "not measured" in text and "failed 1 of 6" in text
     for name in ("nll-classes", "nll-numbers", "coverage"):
         assert f"](figures/{name}.png)" in text
