@@ -142,21 +142,25 @@ def nll_on_the_mean(board: Board, tasks: Sequence[TaskInfo]) -> Verdict:
     means = mean_over(board, tasks, (VALIDATED, PLAIN, TEMPERATURE), figure("nll"))
     if not means:
         return NOTHING
-    best = min((PLAIN, TEMPERATURE), key=lambda way: means[way])
-    text = beside(means, best)
+    best, text = better_of(means), beside(means)
     each = [mean_over(board, [task], (VALIDATED, best), figure("nll")) for task in tasks]
     gaps = [found[VALIDATED] - found[best] for found in each if found]
     text += f"; the median difference from {best} over the tasks is {statistics.median(gaps):+.3f}"
     classes = [task for task in tasks if task.classes]
     if 0 < len(classes) < len(tasks) and (own := mean_over(board, classes, tuple(means), figure("nll"))):
-        text += f"; on the mean over tasks of classes {beside(own, min((PLAIN, TEMPERATURE), key=lambda way: own[way]))}"
+        text += f"; on the mean over tasks of classes {beside(own)}"
     return Verdict(means[VALIDATED] < means[best], text)
 
 
-def beside(means: Mapping[str, float], best: str) -> str:
+def better_of(means: Mapping[str, float]) -> str:
+    """The plain network or temperature scaling."""
+    return min((PLAIN, TEMPERATURE), key=lambda way: means[way])
+
+
+def beside(means: Mapping[str, float]) -> str:
     """Means of the NLL, and how far that with validation data is from the better of the others."""
     text = ", ".join(f"{way} {value:.3f}" for way, value in means.items())
-    return f"{text} ({means[VALIDATED] - means[best]:+.3f})"
+    return f"{text} ({means[VALIDATED] - means[better_of(means)]:+.3f})"
 
 
 def coverage(board: Board, tasks: Sequence[TaskInfo]) -> Verdict:
@@ -264,8 +268,8 @@ GOALS = (
         coverage,
     ),
     Goal(
-        "With validation data, the AUROC against unknown inputs is above both in four tasks of five: classes by entropy, "
-        "numbers by epistemic variance",
+        "With validation data, the AUROC against unknown inputs is above both in four tasks of five: classes by "
+        "entropy, numbers by epistemic variance",
         detection_verdict(VALIDATED, (PLAIN, TEMPERATURE)),
     ),
     Goal(

@@ -27,6 +27,7 @@ from benchmarks.quality.cells import mean_of
 from benchmarks.quality.store import RESULTS
 from benchmarks.quality.tasks import BY_NAME, TASKS
 from benchmarks.tables import Table, markdown
+from peewit.tuning.by_validation import CERTAIN
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTROPY = auroc("entropy")
@@ -254,6 +255,68 @@ def test_findings_on_unknown_inputs() -> None:
     assert f"has the highest AUROC for classes, {second[5]}" in said and second[5] == max(second)
     assert f"on {sum(gap > 0 for gap in harm)} of these {len(classes)} tasks its NLL is above" in said
     assert f"by up to {short(max(harm), 1)} nats" in said
+
+
+def test_scores_of_the_page_on_unknown_inputs() -> None:
+    """Entropy or `pred.epistemic`, from the same files."""
+    said = flat("docs/unknown_inputs.md")
+    bases = {RECIPE: (PLAIN,), VALIDATED: (PLAIN, TEMPERATURE)}
+    counts, lower, higher, means = {}, {}, {}, {}
+    for way, others in bases.items():
+        by_entropy, by_mutual = (
+            [gap for gap in goals.detection(board(), board().tasks, way, others, mutual) if gap.task.classes]
+            for mutual in (False, True)
+        )
+        counts[way] = f"{sum(gap.holds for gap in by_entropy)} of {len(by_entropy)}"
+        lower[way] = f"{sum(not gap.holds for gap in by_mutual)} of {len(by_mutual)}"
+        scores = [
+            [unknown.detected(board(), gap.task, way, score) or 0.0 for score in (goals.MUTUAL, "entropy")]
+            for gap in by_mutual
+        ]
+        higher[way] = f"{sum(mutual > entropy for mutual, entropy in scores)} of {len(scores)}"
+        means[way] = " against ".join(short(statistics.fmean(column)) for column in zip(*scores, strict=True))
+    assert f"above the network's on {counts[RECIPE]} tasks with `tune(train=...)`" in said
+    assert f"on {counts[VALIDATED]} with `tune(validation=...)` above the network and temperature scaling" in said
+    assert f"on {higher[RECIPE]} tasks with `tune(train=...)` ({means[RECIPE]} on the mean)" in said
+    assert f"on {higher[VALIDATED]} with `tune(validation=...)` ({means[VALIDATED]})" in said
+    assert f"own entropy on {lower[RECIPE]}, and below the better of both on {lower[VALIDATED]}" in said
+    numbers = unknown.compared(board(), "regression", (*bases, ENSEMBLE))
+    own = {way: [unknown.detected(board(), each, way, "variance") or 0.0 for each in numbers] for way in bases}
+    above = {sum(score > 0.5 for score in scores) for scores in own.values()}
+    assert f"above chance on {above.pop()} of {len(numbers)} tables with either tuning" in said and not above
+    assert all(rival > max(column) for (_, rival), *column in zip(rivals(numbers), *own.values(), strict=True))
+    first = short(statistics.fmean(rival for _, rival in rivals(numbers)))
+    second, third = (short(statistics.fmean(scores)) for scores in own.values())
+    assert f"on {len(numbers)} of {len(numbers)} tables ({first} on the mean, against {second} and {third})" in said
+
+
+def test_scores_where_validation_data_chose_the_network() -> None:
+    """No uncertainty of the weights: what is left of the epistemic part is rounding."""
+    said = flat("docs/unknown_inputs.md")
+    classes, numbers = (certain_runs(likelihood) for likelihood in ("classification", "regression"))
+    mutual = short(statistics.fmean(scores[goals.MUTUAL] for _, scores in classes), 2)
+    assert (
+        f"In {len(classes)} such runs of classes on the benchmark, the AUROC of `pred.epistemic` was {mutual}" in said
+    )
+    digits = [scores for name, scores in classes if name == "digits"]
+    entropy, mutual = (
+        short(statistics.fmean(scores[name] for scores in digits), 2) for name in ("entropy", goals.MUTUAL)
+    )
+    assert f"on digits the entropy had {entropy} and `pred.epistemic` {mutual}" in said
+    variance = short(statistics.fmean(scores["variance"] for _, scores in numbers), 2)
+    assert f"In {len(numbers)} runs of numbers it was {variance}" in said
+
+
+def certain_runs(likelihood: str) -> list[tuple[str, dict[str, float]]]:
+    """Tasks with the AUROC of each score, of the runs in which validation data chose no epistemic variance."""
+    found = []
+    for each in (each for each in board().tasks if each.likelihood == likelihood):
+        for record in board().cases(each.name, VALIDATED).values():
+            if "failure" not in record and record["unknown"] and record["settings"]["precision"] > 0.9 * CERTAIN:
+                scores = [*record["unknown"].values()]
+                means = {name: statistics.fmean(values[name] for values in scores) for name in scores[0]}
+                found.append((each.name, means))
+    return found
 
 
 def rivals(tasks: list[TaskInfo]) -> list[tuple[TaskInfo, float]]:
