@@ -258,8 +258,33 @@ def test_what_was_measured(folder: Path) -> None:
     assert rows["wine"][7].startswith("2 of ")
     assert "`recipe`: 5 of 6 cases" in rows["wine"][8] and "not measured yet: `temperature`" in rows["wine"][8]
     assert rows["net"][2:6] == ("", "", "", "1") and "`ensemble`" not in rows["net"][8]
+    assert rows["wine"][9] == "11 not recorded" and rows["net"][9] == "1 not recorded"
+    without = {row[0]: row[1:] for row in measured.without_results(read).rows}
+    assert without["diagonal, recipe"] == ("4 of 4", "all of them") and "plain" not in without
+    assert without["evidence"] == ("3 of 5", "wine, net, third") and without["recipe"] == ("2 of 5", "net, third")
     net = task_of(read, "net")
     assert [cells.absent(read, net, way) for way in ("ensemble", "recipe")] == ["-", "not measured"]
+
+
+def test_revisions_that_were_measured(folder: Path) -> None:
+    """The latest is told by the time of its commit; files that do not say are read as before."""
+    first, second, third = (
+        "0.9.0 2026-01-02T10:00 ffff",
+        "0.10.0 2026-01-02T11:00 aaaa",
+        "0.10.0 2026-02-01T09:00 1234+",
+    )
+    of_split = (first, second, third)
+    write(folder, "first", "recipe", "choose", lambda split, _: classes(0.4, revision=of_split[split]))
+    write(folder, "second", "recipe", "confirm", lambda *_: classes(0.4, revision=third))
+    splits, _, by_revision = measured.tables(board.Board.read(folder))
+    older = {row[0]: row[-1] for row in splits.rows}
+    assert older["first"] == "4 earlier, 30 not recorded" and older["second"] == "30 not recorded"
+    assert by_revision.rows == (
+        ("not recorded", "78", "3", "5"),
+        (first, "2", "1", "1"),
+        (second, "2", "1", "1"),
+        (third, "8", "2", "1"),
+    )
 
 
 def test_a_page_from_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
