@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from benchmarks.cases import Bench, Settings
 from benchmarks.journal import Journal, merge
 from benchmarks.measure import PRECISIONS, Failure, attempt, device_name, set_precision, within_memory
 from benchmarks.networks import LAST, NETWORKS
+from benchmarks.revision import commit
 from benchmarks.sections import SECTIONS
 from benchmarks.sections.growth import NAMES
 from benchmarks.tables import show
@@ -101,18 +101,6 @@ def header(options: argparse.Namespace, device: torch.device, precision: str) ->
         "quick": options.quick,
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def commit() -> str | None:
-    """The commit that was measured, with `+` for changes; None outside a repository."""
-    root = Path(__file__).resolve().parent
-    try:
-        made = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+"], cwd=root, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return made.stdout.strip()
 
 
 def run(options: argparse.Namespace, console: Console) -> list[Journal]:

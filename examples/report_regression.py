@@ -45,7 +45,7 @@ def main(path: str | Path = "report-regression.html", steps: int = 1500) -> pw.R
     torch.manual_seed(0)
     x, y = joined(points(-3, -0.5, 60), points(1.5, 3, 40))
     model = train(x, y, steps)
-    la = pw.fit(model, (x, y), "regression", structure="full").tune()
+    la = pw.fit(model, (x, y), "regression", structure="full").tune(train=(x, y))
     report = pw.evaluate(
         la,
         joined(points(-3, -0.5, 300), points(1.5, 3, 200)),

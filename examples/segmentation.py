@@ -60,7 +60,7 @@ def main(steps: int = 100, images: int = 64) -> tuple[pw.Laplace, dict[str, floa
         F.cross_entropy(model(x), y, ignore_index=IGNORED).backward()
         optimiser.step()
 
-    la = pw.fit(model, (x, y), pw.Categorical(ignore_index=IGNORED)).tune()
+    la = pw.fit(model, (x, y), pw.Categorical(ignore_index=IGNORED)).tune(train=(x, y))
 
     new, truth = scenes(8)
     pred = la.predict(new)

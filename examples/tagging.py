@@ -36,7 +36,7 @@ def main(steps: int = 200) -> tuple[pw.Laplace, dict[str, float]]:
         F.binary_cross_entropy_with_logits(model(x), y).backward()
         optimiser.step()
 
-    la = pw.fit(model, (x, y), "binary").tune()  # the same as pw.Bernoulli()
+    la = pw.fit(model, (x, y), "binary").tune(train=(x, y))  # the same as pw.Bernoulli()
 
     new, truth = documents(500)
     pred = la.predict(new)

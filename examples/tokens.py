@@ -57,7 +57,7 @@ def main(epochs: int = 120) -> tuple[pw.Laplace, dict[str, float]]:
         optimiser.step()
 
     # The last layer is the shared weight, so the embedding is uncertain too.
-    la = pw.fit(model, (x, y), "classification", weights="last_layer").tune()
+    la = pw.fit(model, (x, y), "classification", weights="last_layer").tune(train=(x, y))
 
     new, truth = counting(50, [1, 2, 3])
     pred, strange = la.predict(new), la.predict(counting(50, [5])[0])

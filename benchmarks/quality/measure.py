@@ -18,6 +18,7 @@ from benchmarks.quality.baselines import Plain
 from benchmarks.quality.cases import Case
 from benchmarks.quality.scores import Answer, detection, figures, nlls, paired_error
 from benchmarks.quality.training import losses
+from benchmarks.revision import revision
 
 Record = dict[str, Any]
 LONGEST = 300  # letters of a warning that are kept
@@ -36,9 +37,10 @@ def measure(way: Way, case: Case, passes: Passes) -> Record | None:
     """All figures of a way on a case; the reason where it fails; None where the case has no such networks."""
     outcome = attempt(lambda: measured(way, case, passes))
     network = fingerprint(case.networks.plain)
+    about = {"network": network, "revision": revision()}
     if isinstance(outcome, Failure):
-        return {"network": network, "failure": outcome.reason}
-    return outcome and {"network": network, **outcome}
+        return {**about, "failure": outcome.reason}
+    return outcome and {**about, **outcome}
 
 
 def measured(way: Way, case: Case, passes: Passes) -> Record | None:

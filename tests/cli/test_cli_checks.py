@@ -250,8 +250,9 @@ def test_data_that_can_be_passed_over_once(place: str, capsys: pytest.CaptureFix
 
 def test_advice_names_commands() -> None:
     assert as_commands("Use la.tune(at='linear_mode', train=...), or train.") == (
-        "Use peewit fit --at linear_mode --tune, or train."
+        "Use peewit tune --at linear_mode --train DATA, or train."
     )
+    assert as_commands("For predictions, la.tune(train=...).") == "For predictions, peewit tune --train DATA."
     assert as_commands("set it, la.with_noise(0.3).") == "set it, peewit fit --noise 0.3."
     assert as_commands("la.tune('validation', validation=...)") == "peewit tune --validation DATA"
-    assert len(checking.COMMANDS) == 4
+    assert len(checking.COMMANDS) == 5

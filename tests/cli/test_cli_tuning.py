@@ -60,6 +60,23 @@ def test_tuning_is_that_of_the_library(place: str, capsys: pytest.CaptureFixture
         assert told["tuning"]["converged"] is True
 
 
+def test_no_evidence_is_advised_where_training_data_chose(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tuned by `fit --tune`, findings on the evidence are notes that say what they mean; else they say what to type."""
+    torch.save(sure().state_dict(), "sure.pt")
+    given = "fit -m NET:classifier -w sure.pt -l classification --train train.npz -o made.safetensors"
+    assert run(f"{given} --tune", place) == 0
+    told = capsys.readouterr().out.splitlines()
+    (mode,) = [line for line in told if line.startswith("note, mode: ")]
+    assert mode.endswith("where models are compared by the evidence.") and "--at linear_mode" not in "".join(told)
+    assert run("diagnose -m NET:classifier -w sure.pt --train train.npz -p made.safetensors", place) in (0, 1)
+    told = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("[note] mode: ") for line in told) and "--at linear_mode" not in "".join(told)
+    assert run(given, place) == 0
+    (mode,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning, mode: ")]
+    assert "For predictions, peewit tune --train DATA, or peewit tune --validation DATA with" in mode
+    assert "To compare models by the evidence, peewit tune --at linear_mode --train DATA." in mode
+
+
 def test_the_linear_mode_of_a_fit_is_kept_in_tuning(place: str) -> None:
     """`fit --tune` tunes where the fit takes its evidence."""
     given = "-m NET:regressor -l regression --train numbers.csv --target sum --tune --set fit.at=linear_mode"

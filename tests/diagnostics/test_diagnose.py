@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import warnings
 from typing import Any
 
@@ -146,7 +147,10 @@ def test_a_network_that_stopped_early(healthy: tuple[pw.Laplace, tuple[Tensor, T
     la = pw.fit(model, data, pw.Gaussian(0.3), structure="full", prior=0.5)
     said = la.diagnose(data)
     assert said["mode"].severity == "warning" and said["evidence"].severity == "warning"
-    assert "not at a mode" in said["mode"].sentence and "tune(at='linear_mode'" in said["mode"].advice
+    assert "not at a mode" in said["mode"].sentence
+    for topic in ("mode", "evidence"):
+        assert "For predictions, la.tune(train=...), or la.tune('validation', validation=...)" in said[topic].advice
+        assert "To compare models by the evidence, la.tune(at='linear_mode', train=...)" in said[topic].advice
     assert said["mode"].numbers["gradient"] > 1
     exact = la.at_linear_mode(data)
     known = exact.diagnose(data)["evidence"]
@@ -155,6 +159,44 @@ def test_a_network_that_stopped_early(healthy: tuple[pw.Laplace, tuple[Tensor, T
     # For squared errors one step of Newton's method with the exact curvature is the mode itself.
     assert abs(said["evidence"].numbers["nats"] - expected) < 1e-3 * expected
     assert abs(said["evidence"].numbers["ratio"] / known.numbers["ratio"] - 1) < 1e-3
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of what the advice leads to
+def test_advice_after_tuning_does_no_harm() -> None:
+    """On digits, what the findings say to type costs no new examples much; the evidence's own way is a note alone."""
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    x, y = torch.tensor(digits.data / 16, device=DEVICE), torch.tensor(digits.target, device=DEVICE)
+    train, held, test = ((x[part], y[part]) for part in (slice(300), slice(300, 500), slice(500, None)))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).double().to(DEVICE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(500):
+        optimizer.zero_grad()
+        torch.autograd.backward([nn.functional.cross_entropy(model(train[0]), train[1])])
+        optimizer.step()
+    la = pw.fit(model, train, "classification")
+
+    def nll(posterior: pw.Laplace) -> float:
+        return -float(posterior.predict(test[0]).log_prob(test[1]).mean())
+
+    for tuned, source in ((la.tune(train=train), "training"), (la.tune(validation=held), "validation")):
+        said = tuned.diagnose(train)
+        for topic in ("mode", "evidence"):
+            assert said[topic].severity == "note" and not said[topic].advice
+            assert f"The {source} data chose the precisions" in said[topic].sentence
+        for finding in said:
+            if finding.severity in ("warning", "problem"):
+                for call in re.findall(r"la\.tune\([^)]*\)", finding.advice):
+                    followed = eval(filled_in(call), {"la": tuned, "train": train, "held": held})
+                    assert nll(followed) < nll(tuned) + 0.05, (call, finding)
+        assert nll(tuned.tune(at="linear_mode", train=train)) > nll(tuned) + 0.05  # what it is not to say
+        untouched = tuned.with_prior(tuned.prior).diagnose(train)  # as if the precisions had been given
+        assert untouched["mode"].severity == "warning" and untouched["evidence"].severity == "warning"
+
+
+def filled_in(call: str) -> str:
+    """A call of advice with data where it has dots."""
+    return call.replace("train=...", "train=train").replace("validation=...", "validation=held")
 
 
 def test_a_network_that_was_never_trained() -> None:

@@ -124,20 +124,30 @@ def test_goals(folder: Path) -> None:
         return goals.GOALS[number].judge(read, by_half[half])
 
     assert judge(0, "confirm") == goals.Verdict(True, "1 of 1 tasks")
-    assert judge(0, "choose") == goals.Verdict(False, "1 of 2 tasks; missed: third +0.200")
+    assert judge(0, "choose") == goals.Verdict(
+        False, "1 of 2 tasks (classes 1 of 1, numbers 0 of 1); missed: third +0.200"
+    )
     assert judge(1, "confirm").met is True
+    assert judge(1, "confirm").text == (
+        "validation 0.540, plain 0.600, temperature 0.550 (-0.010); the median difference from temperature over the "
+        "tasks is -0.010"
+    )
     assert judge(1, "all") == goals.Verdict(
-        False, "validation 0.760, plain 50.400, temperature 0.700 (+0.060)"
-    )  # on the mean over all three
+        False,
+        "validation 0.760, plain 50.400, temperature 0.700 (+0.060); the median difference from temperature over the "
+        "tasks is -0.010; on the mean over tasks of classes validation 0.540, plain 0.600, temperature 0.550 (-0.010)",
+    )  # the first mean is over all three
     assert judge(2, "confirm") == goals.NOTHING
     assert judge(2, "choose") == goals.Verdict(False, "mean 99.0% (tasks: 1); outside: third 99.0%")
-    assert judge(3, "all") == goals.Verdict(True, "3 of 3 tasks (by mutual information 3 of 3)")
-    assert judge(4, "confirm") == goals.Verdict(True, "1 of 1 tasks")
-    assert judge(4, "choose") == goals.Verdict(False, "0 of 1 tasks; missed: first +0.030")
-    assert judge(5, "choose").text == "0 of 1 tasks; missed: first -0.025 (by mutual information 1 of 1)"
-    assert judge(6, "choose").text == "1 of 3 runs that got worse; the largest harm without a warning: first +0.100"
-    assert judge(6, "confirm") == goals.Verdict(True, "no run got worse")
-    assert judge(7, "all") == goals.Verdict(True, "0 of 9 runs that improved (0.0%)")
+    assert judge(3, "all") == goals.Verdict(True, "3 of 3 tasks (classes 2 of 2, numbers 1 of 1)")
+    assert judge(4, "all") == goals.Verdict(True, "3 of 3 tasks (classes 2 of 2, numbers 1 of 1)")
+    assert judge(5, "confirm") == goals.Verdict(True, "1 of 1 tasks")
+    assert judge(5, "choose") == goals.Verdict(False, "0 of 1 tasks; missed: first +0.030")
+    assert judge(6, "choose") == goals.Verdict(False, "0 of 1 tasks; missed: first -0.025")
+    assert judge(7, "choose") == goals.Verdict(True, "1 of 1 tasks")
+    assert judge(8, "choose").text == "1 of 3 runs that got worse; the largest harm without a warning: first +0.100"
+    assert judge(8, "confirm") == goals.Verdict(True, "no run got worse")
+    assert judge(9, "all") == goals.Verdict(True, "0 of 9 runs that improved (0.0%)")
 
 
 def test_runs_that_surely_got_worse(folder: Path) -> None:
@@ -248,8 +258,33 @@ def test_what_was_measured(folder: Path) -> None:
     assert rows["wine"][7].startswith("2 of ")
     assert "`recipe`: 5 of 6 cases" in rows["wine"][8] and "not measured yet: `temperature`" in rows["wine"][8]
     assert rows["net"][2:6] == ("", "", "", "1") and "`ensemble`" not in rows["net"][8]
+    assert rows["wine"][9] == "11 not recorded" and rows["net"][9] == "1 not recorded"
+    without = {row[0]: row[1:] for row in measured.without_results(read).rows}
+    assert without["diagonal, recipe"] == ("4 of 4", "all of them") and "plain" not in without
+    assert without["evidence"] == ("3 of 5", "wine, net, third") and without["recipe"] == ("2 of 5", "net, third")
     net = task_of(read, "net")
     assert [cells.absent(read, net, way) for way in ("ensemble", "recipe")] == ["-", "not measured"]
+
+
+def test_revisions_that_were_measured(folder: Path) -> None:
+    """The latest is told by the time of its commit; files that do not say are read as before."""
+    first, second, third = (
+        "0.9.0 2026-01-02T10:00 ffff",
+        "0.10.0 2026-01-02T11:00 aaaa",
+        "0.10.0 2026-02-01T09:00 1234+",
+    )
+    of_split = (first, second, third)
+    write(folder, "first", "recipe", "choose", lambda split, _: classes(0.4, revision=of_split[split]))
+    write(folder, "second", "recipe", "confirm", lambda *_: classes(0.4, revision=third))
+    splits, _, by_revision = measured.tables(board.Board.read(folder))
+    older = {row[0]: row[-1] for row in splits.rows}
+    assert older["first"] == "4 earlier, 30 not recorded" and older["second"] == "30 not recorded"
+    assert by_revision.rows == (
+        ("not recorded", "78", "3", "5"),
+        (first, "2", "1", "1"),
+        (second, "2", "1", "1"),
+        (third, "8", "2", "1"),
+    )
 
 
 def test_a_page_from_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +295,7 @@ def test_a_page_from_files(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     text = target.read_text(encoding="utf-8")
     assert text.index("## The goals") < text.index("## What we found") < text.index("## How it was measured")
     assert "| third | choose | 150 |" in text
-    assert "- choose: **missed**, 1 of 2 tasks; missed: third +0.200." in text
+    assert "- choose: **missed**, 1 of 2 tasks (classes 1 of 1, numbers 0 of 1); missed: third +0.200." in text
     assert "not measured" in text and "failed 1 of 6" in text
     for name in ("nll-classes", "nll-numbers", "coverage"):
         assert f"](figures/{name}.png)" in text

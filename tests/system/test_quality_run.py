@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+import peewit as pw
 from benchmarks.quality import answers, baselines, run, store, tables, ways
 from benchmarks.quality.cases import Case, Networks, Parts, Task
 from benchmarks.quality.measure import fingerprint, measure, plain_passes
 from benchmarks.quality.training import Recipe
+from benchmarks.revision import revision
 
 CPU = torch.device("cpu")
 
@@ -124,6 +126,16 @@ def test_a_split_that_was_interrupted_goes_on(counter: Counter, tmp_path: Path) 
     assert counter.calls == 2
 
 
+def test_a_revision_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version alone."""
+
+    def absent(*_: object, **__: object) -> None:
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr("benchmarks.revision.subprocess.run", absent)
+    assert revision.__wrapped__() == pw.__version__
+
+
 def test_a_way_that_fails_is_a_row(counter: Counter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--tasks", "tiny", "--out", str(tmp_path), "--splits", "1", "--training", "fixed"]
     run.main([*common, "--ways", "broken,not-a-number,plain,dropout,absent"])
@@ -190,6 +202,7 @@ def test_a_record_has_all_there_is_to_know(counter: Counter) -> None:
         assert set(record["figures"]) == {"nll", "brier", "ece", "accuracy"} == set(record["shifted"]["noise"])
         assert record["unknown"]["far"].keys() >= {"entropy"}
         assert record["network"] == fingerprint(case.networks.plain)
+        assert record["revision"].split()[0] == pw.__version__ and record["revision"] == revision()
         assert record["cost"].keys() == {"fit", "predict", "seconds"}
         assert ("error" in record) == (way.name != "plain") and record.get("error", 1.0) > 0
     assert record["unknown"]["far"].keys() == {"entropy", "mutual information"}

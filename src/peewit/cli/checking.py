@@ -21,7 +21,8 @@ from .scaling import INPUTS
 LONGEST = 200  # characters of what another library says
 # What advice says to type in Python, and the same on the command line.
 COMMANDS = (
-    (r"la\.tune\(at='linear_mode', train=\.\.\.\)", "peewit fit --at linear_mode --tune"),
+    (r"la\.tune\(at='linear_mode', train=\.\.\.\)", "peewit tune --at linear_mode --train DATA"),
+    (r"la\.tune\(train=\.\.\.\)", "peewit tune --train DATA"),
     (r"la\.tune\('validation', validation=\.\.\.\)", "peewit tune --validation DATA"),
     (r"la\.tune\('validation', validation=\.\.\., train=\.\.\.\)", "peewit tune --validation DATA --train DATA"),
     (r"la\.with_noise\(([^()]*)\)", r"peewit fit --noise \1"),
@@ -41,9 +42,9 @@ class NetworkCheck:
         return {"findings": found} | ({"not_diagnosed": self.left_out} if self.left_out else {})
 
     def lines(self) -> list[str]:
-        """One line for each finding with something to do, and one for all others together."""
+        """One line for each finding that is not fine, and one for all others together."""
         lines = [
-            f"{finding.severity}, {finding.topic}: {finding.sentence} What to do: {as_commands(finding.advice)}"
+            f"{finding.severity}, {finding.topic}: {finding.sentence}{what_to_do(finding)}"
             for finding in self.findings
             if finding.severity != "fine"
         ]
@@ -61,6 +62,11 @@ def finding_values(finding: Finding) -> dict[str, Any]:
         "advice": as_commands(finding.advice),
         "numbers": dict(finding.numbers),
     }
+
+
+def what_to_do(finding: Finding) -> str:
+    """The end of its line: advice, where there is some."""
+    return f" What to do: {as_commands(finding.advice)}" if finding.advice else ""
 
 
 def as_commands(advice: str) -> str:

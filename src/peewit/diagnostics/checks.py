@@ -15,7 +15,7 @@ from ..priors.groupings import together
 from ..tuning.by_evidence import OFF, list_groups
 from .findings import Finding, fine, note, warning
 from .gradients import GradientSums
-from .noise import APART, CERTAIN, check_residuals
+from .noise import APART, CERTAIN, check_residuals, validation_call
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
@@ -84,12 +84,36 @@ def check_mode(la: PosteriorState, step: NewtonStep, gamma: float) -> Finding:
     noise = f"; its gradient is {step.norm:.3g} times the noise of the data" if sure else ""
     worst = int(step.decrements.argmax())
     most = "" if len(step.decrements) == 1 else f", most of it in {la.prior.names(la.space)[worst]!r}"
-    return warning(
-        "mode",
-        f"The network is not at a mode of its regularised loss: {where}{noise}{most}.",
-        "Take the evidence at the mode of the linear model, la.tune(at='linear_mode', train=...); or train further, "
-        "with a weight decay that is the prior's (precision / N for a mean loss).",
-        numbers,
+    sentence = f"The network is not at a mode of its regularised loss: {where}{noise}{most}."
+    if data := data_that_chose(la):
+        return note("mode", f"{sentence} {meaning_beside(data)}", "", numbers)
+    advice = "Or train further, with a weight decay that is the prior's (precision / N for a mean loss)."
+    return warning("mode", sentence, f"{advice_by_purpose(la)} {advice}", numbers)
+
+
+def data_that_chose(la: PosteriorState) -> str:
+    """Whose predictions had a say in the precisions, "training" or "validation" data; "" where the evidence chose."""
+    trace = la.trace
+    if trace is None or (trace.raised == 1 and bool((trace.precisions == trace.precisions[0]).all())):
+        return ""  # not tuned, or its noise and temperature alone
+    if trace.method == "training":
+        return "training"
+    return "validation" if trace.objective == "validation NLL" else ""
+
+
+def meaning_beside(data: str) -> str:
+    """What an odd evidence means where those data chose the precisions."""
+    return (
+        f"The {data} data chose the precisions, so predictions need nothing; it matters where models are compared by "
+        "the evidence."
+    )
+
+
+def advice_by_purpose(la: PosteriorState) -> str:
+    """What to type for predictions, and what for the evidence itself."""
+    return (
+        f"For predictions, la.tune(train=...), or {validation_call(la)} with data that the network was not trained on. "
+        "To compare models by the evidence, la.tune(at='linear_mode', train=...)."
     )
 
 
@@ -173,12 +197,10 @@ def check_evidence(la: PosteriorState, step: NewtonStep, gamma: Tensor) -> Findi
     tuned = step.sure and la.trace is not None  # so the advice was followed
     if tuned or (not nats > NATS + SHARE * total and not apart):
         return fine("evidence", f"{sentence}.", numbers)
-    return warning(
-        "evidence",
-        f"{sentence}: they would choose different priors." if apart else f"{sentence}.",
-        "Use la.tune(at='linear_mode', train=...), which takes the evidence at the mode of the linear model.",
-        numbers,
-    )
+    sentence += ": they would choose different priors." if apart else "."
+    if data := data_that_chose(la):
+        return note("evidence", f"{sentence} {meaning_beside(data)}", "", numbers)
+    return warning("evidence", sentence, advice_by_purpose(la), numbers)
 
 
 def check_invariances(la: PosteriorState, sets: Sequence[tuple[str, ...]]) -> Iterator[Finding]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 LEAST = 1e-3
 CERTAIN = LIMITS[1]  # a precision under which the weights are as good as certain
 OFFSETS = ((-6.9, -4.6, -2.3, 2.3, 4.6, 6.9), (-1.4, -0.7, 0.7, 1.4), (-2.3, -1.1, 1.1, 2.3))
+TIE = 1e-6  # nats: which of two such settings is the better is rounding
 AT_LEAST = (
     f"; the precision is the least that is tried, {LEAST:g} of what the size of the weights suggests (see limits=)"
 )
@@ -160,7 +161,9 @@ def by_validation(la: PosteriorState, settings: TuningSettings) -> PosteriorStat
     if not math.isfinite(min(scores.values())):
         raise no_finite_score("that the search begins with")
     best = min(scores, key=lambda key: scores[key])
-    warnings = at_limits(best, search.ends, axes, settings)
+    networks = [score for key, score in scores.items() if is_at(key[0], CERTAIN)]
+    certain = settings.prior and min(networks) - scores[best] < TIE
+    warnings = at_limits(best, search.ends, axes, settings, certain)
     stopped = (
         f"its steps are smaller than {settings.tolerance:g}, in logarithms of what is tuned"
         if converged
@@ -180,16 +183,21 @@ def is_at(log: float, end: float) -> bool:
 
 
 def at_limits(
-    best: Sequence[float], ends: Sequence[tuple[float, float]], axes: Sequence[int], settings: TuningSettings
+    best: Sequence[float],
+    ends: Sequence[tuple[float, float]],
+    axes: Sequence[int],
+    settings: TuningSettings,
+    certain: bool,
 ) -> list[str]:
-    """Warnings about what is at an end of its range, and where the network itself is best."""
+    """Warnings about what is at an end of its range, and where the network itself is as good."""
     warnings = []
     for axis in axes:
-        if axis == 0 and is_at(best[0], CERTAIN):
-            warnings.append(f"The geometric mean of the precisions is {CERTAIN:.3g}: {NONE}.")
+        if axis == 0 and certain:
+            warnings.append(f"The geometric mean of the precisions is {math.exp(best[0]):.3g}: {NONE}.")
             continue
         for top in (0, 1):
-            # Nothing odd: a noise as small as the training residuals, and the least precision unless it was given.
+            # Nothing odd: a noise as small as the training residuals, and the least precision unless it was given. As a
+            # warning that would come in one of six runs of numbers that improved, and in none that got worse.
             usual = (axis, top) == (1, 0) or ((axis, top) == (0, 0) and settings.limits is None)
             if not usual and is_at(best[axis], ends[axis][top]):
                 end = "largest" if top else "smallest"

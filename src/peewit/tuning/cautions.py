@@ -19,8 +19,8 @@ SHARE = 0.5  # effective dimensions per label
 SEPARATED = 0.1  # NLL of the network on its training data, as a share of what the evidence takes it to lose
 FAR = 2.5  # the noise over the residuals' root mean square
 WAYS = (
-    "Ways out: tune(validation=...) with data that the network was not trained on, tune(train=...) without, or "
-    "weights='last_layer'. The evidence still compares models."
+    "Ways out: tune(validation=...) with data that the network was not trained on, or tune(train=...) without. The "
+    "evidence still compares models."
 )
 
 
@@ -68,10 +68,9 @@ def sign_of_noise(tuned: PosteriorState, targets: torch.Tensor) -> list[str]:
 
 
 def noise_beyond_targets(tuned: PosteriorState, targets: torch.Tensor) -> list[str]:
-    """The same as a warning of its own."""
+    """The same as advice of its own: such runs improved on the network, and would gain more (docs/quality.md)."""
     return [
-        f"{sign[0].upper()}{sign[1:]}: intervals are wider than those of a constant. The network fits its training "
-        "data much better than the evidence trusts it to; use tune(validation=...) with data that it was not trained "
-        "on."
+        f"Validation data would narrow the intervals: {sign}, so that they are wider than those of a constant. Type "
+        "tune(validation=...) with data that the network was not trained on, if there are some."
         for sign in sign_of_noise(tuned, targets)
     ]
