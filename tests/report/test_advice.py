@@ -109,7 +109,8 @@ def test_networks_that_are_no_better_than_a_constant() -> None:
     assert (found.verdict, found.mood) == (USELESS, POOR) and "frequent class would be in 90" in found.sentences[0]
     assert found.advice is not None and found.advice.code == "print(la.diagnose(train))"
     fine = answers(replace(classification(), constant={"accuracy": near(0.3), "nll": near(1.3)}))[0]
-    assert fine.verdict != USELESS and fine.advice is None and "in 30" in fine.sentences[1]
+    assert fine.verdict != USELESS and fine.advice is not None and "in 30" in fine.sentences[1]
+    assert fine.advice.code == "la.predict(x).probs"
     for value, useless in ((-0.2, True), (0.4, False), (math.nan, False)):
         numbers = answers(with_metric(regression(), 1, r2=near(value)))[0]
         assert (numbers.verdict == USELESS) == useless
