@@ -242,6 +242,18 @@ def test_noticing_is_honest_about_chance(value: float, low: float, high: float, 
     assert "nan" not in said(found)
 
 
+def test_unknown_inputs_that_every_draw_separates_are_not_called_chance() -> None:
+    """Both intervals are then a single number."""
+
+    def exactly(name: str, value: float) -> dict[str, dict[str, Detection]]:
+        rate = Estimate(value, value, value)
+        return {"far": {name: Detection(rate, rate, rate)}}
+
+    report = with_method(regression(), 0, detection=exactly("epistemic_variance", 1.0))
+    report = with_method(report, 1, detection=exactly("variance", 0.5))
+    assert "Plain network by variance in 50." in said(answers(report)[2])
+
+
 def test_without_intervals_no_difference_is_called_real() -> None:
     """One test input, or none drawn anew: both ends of an interval are then the value itself."""
 

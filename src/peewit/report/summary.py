@@ -378,7 +378,8 @@ def describe_detection(name: str, first: MethodScores, others: Sequence[MethodSc
         if method is first or (best := main_score(method.detection.get(name, {}))) is None:
             continue
         rate = method.detection[name][best].auroc
-        chance = "" if apart(value, rate) else ", which may be chance"
+        known = has_interval(value) or has_interval(rate)  # neither has one where all inputs agree
+        chance = ", which may be chance" if known and not apart(value, rate) else ""
         if math.isfinite(rate.value):
             beside.append(f"{method.name} by {score(best)} in {100 * rate.value:.0f}{chance}")
     return f"{'; '.join([text, *beside])}.", value
