@@ -256,7 +256,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: frame("polars").with_columns(a=pytest.importorskip("polars").lit("u")),
         r"'a' \(String\)",
     ),
-    "masked": (lambda: numpy.ma.masked_greater(X.numpy(), 1.5), r"array with \d missing value"),
+    "masked": (lambda: numpy.ma.masked_greater(X.numpy(), 1.5), r"masked array with \d missing.*x\.filled\(\.\.\.\)"),
+    "a lazy frame": (lambda: frame("polars").lazy(), r"x is a LazyFrame.*expected a frame, by \.collect\(\)"),
     "nothing among objects": (lambda: numpy.where(X > 1.5, None, X.numpy().astype(object)), r"x has \d missing value"),
     "words among objects": (lambda: numpy.where(X > 1.5, "u", X.numpy().astype(object)), "holds words, such as 'u'"),
     "lists among objects": (lambda: numpy.array([[[], 1, 2]] * 12, dtype=object), r"holds a list, \[\]"),
@@ -277,6 +278,34 @@ def test_tables_that_hold_something_else(what: str) -> None:
     if what != "a shuffled frame":
         with pytest.raises(pw.PeewitError, match=words):
             pw.fit(MODEL, (X, Y), "regression").predict(make())
+
+
+def test_lazy_targets_are_computed_first() -> None:
+    with pytest.raises(pw.ArgumentTypeError, match=r"y is a LazyFrame.*\.collect\(\)"):
+        pw.fit(MODEL, (X, frame("polars").lazy()), "regression")
+
+
+@pytest.mark.parametrize("y", ["tensor", "numpy", "pandas", "list"])
+def test_targets_in_the_place_of_the_likelihood(y: str) -> None:
+    targets = {"tensor": Y, "numpy": Y.numpy(), "list": Y.tolist()}.get(y)
+    targets = column("pandas") if targets is None else targets
+    words = r"as likelihood; .*Inputs and targets go in together: pw\.fit\(model, \(x, y\), likelihood\)"
+    with pytest.raises(pw.ArgumentTypeError, match=rf"fit\(\) was given a {type(targets).__name__} {words}"):
+        pw.fit(MODEL, X, targets)
+    with pytest.raises(pw.ArgumentTypeError, match=r"pw\.recommend\(model, \(x, y\), likelihood\)"):
+        pw.recommend(MODEL, X, targets)
+    with pytest.raises(pw.ArgumentTypeError, match=r"together: evaluate\(la_or_model, \(x, y\)\)"):
+        pw.evaluate(MODEL, X, targets)
+
+
+def test_a_prediction_is_not_one_array() -> None:
+    """Of which numpy would make an object, without a word."""
+    numbers = pw.fit(MODEL, (X, Y), "regression").predict(X)
+    labels = pw.fit(nn.Linear(3, 3), (X, torch.arange(12) % 3), "classification").predict(X)
+    for pred, name in ((numbers, "mean"), (labels, "probs")):
+        for make in (numpy.asarray, numpy.array, lambda each: numpy.asarray(each, dtype=float)):
+            with pytest.raises(pw.ArgumentTypeError, match=rf"pred\.numpy\(\)\['{name}'\], or the tensor pred\.{name}"):
+                make(pred)
 
 
 def test_batches_whose_outputs_differ_in_shape() -> None:

@@ -253,6 +253,14 @@ class Prediction(ABC):
         """N."""
         return int(self.belief.mean.shape[0])
 
+    def __array__(self, *_: Any, **__: Any) -> NDArray[Any]:
+        """Refuse to be one array: numpy would make an object of it, silently."""
+        main = "probs" if hasattr(type(self), "probs") else "mean"
+        raise ArgumentTypeError(
+            f"A {type(self).__name__} is several arrays, and was to become one; expected one of them by its name: "
+            f"pred.numpy()[{main!r}], or the tensor pred.{main}."
+        )
+
     if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
 
         def __getattr__(self, name: str) -> Any:
