@@ -229,11 +229,12 @@ def test_what_predictions_are_as_arrays_and_frames() -> None:
     la = pw.fit(MODEL, (X, Y), pw.Gaussian(0.5))
     pred = la.predict(frame("pandas"))
     assert torch.equal(pred.std, (pred.epistemic + pred.aleatoric).sqrt())
-    arrays, table = pred.numpy(0.9), pred.to_pandas(0.9, index=[f"row {n}" for n in range(12)])
+    arrays, table = pred.numpy(), pred.to_pandas(index=[f"row {n}" for n in range(12)])
     assert list(arrays) == list(table.columns) == ["mean", "std", "lower", "upper", "epistemic", "aleatoric"]
     for name, array in arrays.items():
         assert isinstance(array, numpy.ndarray) and array.shape == (12, 1)
         numpy.testing.assert_array_equal(table[name], array[:, 0])
+    numpy.testing.assert_array_equal(arrays["lower"], pred.interval()[0].numpy())  # of 90 %, as all defaults are
     numpy.testing.assert_allclose(arrays["upper"] - arrays["mean"], 1.6448536 * arrays["std"], rtol=1e-5)
     assert isinstance(table, pandas.DataFrame) and table.index[3] == "row 3"
     labels = pw.fit(nn.Linear(3, 3), (X, torch.arange(12) % 3), "classification").predict(X)
