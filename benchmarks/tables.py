@@ -151,7 +151,8 @@ def single_table(runs: Sequence[Run]) -> Table:
                 cells = [number(1000 * own[key]) for key in ("p50", "p90", "p99")]
                 ratio = number(theirs / own["p50"]) if theirs and name != "forward pass" else ""
                 rows.append((*start, name, *cells, str(own["repeats"]), number(own["p50"] / forward), ratio))
-    return Table("One input at a time", (*columns, f"{PEER} / this"), tuple(rows))
+    where = "" if any(run.header["device"] == "cuda" for run in runs) else ", on the CPU"
+    return Table(f"One input at a time{where}", (*columns, f"{PEER} / this"), tuple(rows))
 
 
 def diagonal_table(runs: Sequence[Run]) -> Table:

@@ -66,9 +66,11 @@ def test_regression_has_intervals(place: str, capsys: pytest.CaptureFixture[str]
         == 0
     )
     capsys.readouterr()
-    given = f"predict {common} -p made.safetensors --data numbers.csv --target sum --level 0.9 --json"
-    assert run(given, place) == 0
-    row = json.loads(capsys.readouterr().out)["rows"][0]
+    given = f"predict {common} -p made.safetensors --data numbers.csv --target sum"
+    assert run(f"{given} --json", place) == 0
+    told = json.loads(capsys.readouterr().out)
+    row = told["rows"][0]
+    assert told["level"] == row["level"] == 0.9
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     x = data()[0]
@@ -76,6 +78,12 @@ def test_regression_has_intervals(place: str, capsys: pytest.CaptureFixture[str]
     low, high = wanted.interval(0.9)
     for name, value in (("mean", wanted.mean), ("lower", low), ("upper", high), ("deviation", wanted.variance.sqrt())):
         assert row[name] == pytest.approx(float(value), rel=1e-3, abs=1e-4)
+    assert run(f"{given} --level 0.8 -o found.csv", place) == 0
+    assert "lower and upper are the ends of 80 % intervals" in capsys.readouterr().out
+    with open("found.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["level"] for row in rows} == {"0.8"}
+    assert float(rows[0]["upper"]) == pytest.approx(float(wanted.interval(0.8)[1]), rel=1e-3)
 
 
 def test_the_seed_of_drawn_labels_and_weights(place: str) -> None:

@@ -102,8 +102,8 @@ def test_numbers_are_those_of_standardised_ones_in_their_units(place: str, capsy
             ("epistemic", scale**2 * epistemic),
             ("aleatoric", torch.full((N, 1), (scale * NOISE) ** 2)),
             ("deviation", scale * variance.sqrt()),
-            ("lower", float(y.mean()) + scale * (f - 1.959963984540054 * variance.sqrt())),
-            ("upper", float(y.mean()) + scale * (f + 1.959963984540054 * variance.sqrt())),
+            ("lower", float(y.mean()) + scale * (f - 1.6448536269514722 * variance.sqrt())),
+            ("upper", float(y.mean()) + scale * (f + 1.6448536269514722 * variance.sqrt())),
         ):
             numpy.testing.assert_allclose(found[name], wanted.detach().numpy(), rtol=1e-7, err_msg=name)
 

@@ -229,11 +229,12 @@ def test_what_predictions_are_as_arrays_and_frames() -> None:
     la = pw.fit(MODEL, (X, Y), pw.Gaussian(0.5))
     pred = la.predict(frame("pandas"))
     assert torch.equal(pred.std, (pred.epistemic + pred.aleatoric).sqrt())
-    arrays, table = pred.numpy(0.9), pred.to_pandas(0.9, index=[f"row {n}" for n in range(12)])
+    arrays, table = pred.numpy(), pred.to_pandas(index=[f"row {n}" for n in range(12)])
     assert list(arrays) == list(table.columns) == ["mean", "std", "lower", "upper", "epistemic", "aleatoric"]
     for name, array in arrays.items():
         assert isinstance(array, numpy.ndarray) and array.shape == (12, 1)
         numpy.testing.assert_array_equal(table[name], array[:, 0])
+    numpy.testing.assert_array_equal(arrays["lower"], pred.interval()[0].numpy())  # of 90 %, as all defaults are
     numpy.testing.assert_allclose(arrays["upper"] - arrays["mean"], 1.6448536 * arrays["std"], rtol=1e-5)
     assert isinstance(table, pandas.DataFrame) and table.index[3] == "row 3"
     labels = pw.fit(nn.Linear(3, 3), (X, torch.arange(12) % 3), "classification").predict(X)
@@ -256,7 +257,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: frame("polars").with_columns(a=pytest.importorskip("polars").lit("u")),
         r"'a' \(String\)",
     ),
-    "masked": (lambda: numpy.ma.masked_greater(X.numpy(), 1.5), r"array with \d missing value"),
+    "masked": (lambda: numpy.ma.masked_greater(X.numpy(), 1.5), r"masked array with \d missing.*x\.filled\(\.\.\.\)"),
+    "a lazy frame": (lambda: frame("polars").lazy(), r"x is a LazyFrame.*expected a frame, by \.collect\(\)"),
     "nothing among objects": (lambda: numpy.where(X > 1.5, None, X.numpy().astype(object)), r"x has \d missing value"),
     "words among objects": (lambda: numpy.where(X > 1.5, "u", X.numpy().astype(object)), "holds words, such as 'u'"),
     "lists among objects": (lambda: numpy.array([[[], 1, 2]] * 12, dtype=object), r"holds a list, \[\]"),
@@ -277,6 +279,34 @@ def test_tables_that_hold_something_else(what: str) -> None:
     if what != "a shuffled frame":
         with pytest.raises(pw.PeewitError, match=words):
             pw.fit(MODEL, (X, Y), "regression").predict(make())
+
+
+def test_lazy_targets_are_computed_first() -> None:
+    with pytest.raises(pw.ArgumentTypeError, match=r"y is a LazyFrame.*\.collect\(\)"):
+        pw.fit(MODEL, (X, frame("polars").lazy()), "regression")
+
+
+@pytest.mark.parametrize("y", ["tensor", "numpy", "pandas", "list"])
+def test_targets_in_the_place_of_the_likelihood(y: str) -> None:
+    targets = {"tensor": Y, "numpy": Y.numpy(), "list": Y.tolist()}.get(y)
+    targets = column("pandas") if targets is None else targets
+    words = r"as likelihood; .*Inputs and targets go in together: pw\.fit\(model, \(x, y\), likelihood\)"
+    with pytest.raises(pw.ArgumentTypeError, match=rf"fit\(\) was given a {type(targets).__name__} {words}"):
+        pw.fit(MODEL, X, targets)
+    with pytest.raises(pw.ArgumentTypeError, match=r"pw\.recommend\(model, \(x, y\), likelihood\)"):
+        pw.recommend(MODEL, X, targets)
+    with pytest.raises(pw.ArgumentTypeError, match=r"together: evaluate\(la_or_model, \(x, y\)\)"):
+        pw.evaluate(MODEL, X, targets)
+
+
+def test_a_prediction_is_not_one_array() -> None:
+    """Of which numpy would make an object, without a word."""
+    numbers = pw.fit(MODEL, (X, Y), "regression").predict(X)
+    labels = pw.fit(nn.Linear(3, 3), (X, torch.arange(12) % 3), "classification").predict(X)
+    for pred, name in ((numbers, "mean"), (labels, "probs")):
+        for make in (numpy.asarray, numpy.array, lambda each: numpy.asarray(each, dtype=float)):
+            with pytest.raises(pw.ArgumentTypeError, match=rf"pred\.numpy\(\)\['{name}'\], or the tensor pred\.{name}"):
+                make(pred)
 
 
 def test_batches_whose_outputs_differ_in_shape() -> None:

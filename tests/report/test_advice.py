@@ -122,7 +122,8 @@ def test_networks_that_are_no_better_than_a_constant() -> None:
     assert (found.verdict, found.mood) == (USELESS, POOR) and "frequent class would be in 90" in found.sentences[0]
     assert found.advice is not None and found.advice.code == "print(la.diagnose(train))"
     fine = answers(replace(classification(), constant={"accuracy": near(0.3), "nll": near(1.3)}))[0]
-    assert fine.verdict != USELESS and fine.advice is None and "in 30" in fine.sentences[1]
+    assert fine.verdict != USELESS and fine.advice is not None and "in 30" in fine.sentences[1]
+    assert fine.advice.code == "la.predict(x).probs"
     for value, useless in ((-0.2, True), (0.4, False), (math.nan, False)):
         numbers = answers(with_metric(regression(), 1, r2=near(value)))[0]
         assert (numbers.verdict == USELESS) == useless
@@ -175,7 +176,7 @@ def test_single_inputs_that_teach_most_come_first() -> None:
     wrong, unknown = specimen(20, False), replace(specimen(21, True), label=None)
     report = replace(classification(), sure_wrong=(wrong,), unknown_surest={"boots": (unknown,), "none": ()})
     names = [name for name, _ in groups_of(report)]
-    assert names == ["Sure, and wrong", "Unknown (“boots”), and it was sure", "The least sure", "The surest"]
+    assert names == ["Sure, and wrong", "Unknown (“boots”), the surest", "The least sure", "The surest"]
     found = plot(report, "specimens").variants[0]
     assert found.images is not None and found.images.text.count("<img ") == 14
 
@@ -185,6 +186,9 @@ def test_values_of_columns_are_shown_with_the_unusual_ones_first() -> None:
         ("age", 61.0, 0.4), ("bmi", 41.5, 3.2), ("bp", 80.0, -1.1), ("sex", 1.0, 0.1)
     ))  # fmt: skip
     one = replace(specimen(3, False, image=False), features=features)
+    near_the_mean = replace(one, features=(Feature(name="age", value=50.0, deviations=-0.01),))
+    report = replace(classification(), sure_wrong=(near_the_mean,), surest=(), least_sure=())
+    assert "age 50 (+0.0)" in plot(report, "specimens").variants[0].numbers.text
     report = replace(classification(), sure_wrong=(one,), surest=(), least_sure=())
     found = plot(report, "specimens").variants[0]
     assert found.images is None and "bmi 41.5 (+3.2), bp 80 (-1.1), age 61 (+0.4)" in found.numbers.text

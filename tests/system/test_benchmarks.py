@@ -429,6 +429,16 @@ def test_goals_are_judged_by_the_numbers() -> None:
     assert judged(found, "fit, exact, with decompositions", "ViT").words == "–"
 
 
+def test_one_input_at_a_time_has_percentiles_and_says_where_no_gpu_measured_it() -> None:
+    way = {"p50": 0.001, "p90": 0.002, "p99": 0.004, "repeats": 500}
+    ways = {"forward pass": way, "la.predictor": {**way, "p50": 0.0012}, "laplace-torch": {**way, "p50": 0.003}}
+    record = {"section": "single", "network": "mlp", "title": "MLP", "weights": "last_layer", "ways": ways}
+    for device, title in (("cpu", "One input at a time, on the CPU"), ("cuda", "One input at a time")):
+        table = tables.single_table([made(record, device=device)])
+        assert table.title == title
+        assert table.rows[1] == ("MLP", "last layer", "fp32", "la.predictor", "1.2", "2", "4", "500", "1.2", "2.5")
+
+
 def test_goals_of_predictions_compare_the_best_batches() -> None:
     def record(library: str, rate: float, batch: int, extra: int) -> dict[str, Any]:
         best = {"batch": batch, "per_second": rate, "extra_bytes": extra, "time": times(batch / rate)}

@@ -17,7 +17,7 @@ STRUCTURES = ("diag", "block", "full", "kron", "ekfac")
 CURVATURES = ("auto", "ggn", "fisher", "empirical", "hessian")
 SHIFTS = ("noise", "blur", "contrast", "rotation")
 ATTACKS = ("fgsm", "pgd")
-LEVEL = 0.95  # of intervals in regression
+LEVEL = 0.9  # of intervals in regression
 DATA = "A file (.npz, .csv, .safetensors), a folder of images, or MODULE:FUNCTION."
 
 

@@ -37,7 +37,7 @@ def predict(run: Run, data: str, out: Path | None) -> None:
         check_writable(out, SUFFIXES)
     options = section(settings, "predict") | {"generator": generator(settings)}
     if not 0 < (level := options.pop("level", LEVEL)) < 1:
-        raise Problem(f"level = {level!r} was given; expected a probability, 0 < level < 1, such as 0.95.")
+        raise Problem(f"level = {level!r} was given; expected a probability, 0 < level < 1, such as {LEVEL}.")
     la = posterior(settings)
     wanted = wanted_by(settings, la, labels=False)
     columns, names = predict_all(la, load(data, wanted), options, level, voice), wanted.classes
@@ -48,7 +48,11 @@ def predict(run: Run, data: str, out: Path | None) -> None:
     values: dict[str, Any] = {"predictions": None if out is None else str(out), "examples": count}
     if out is None:
         values["rows"] = rows(columns, names)
-    voice.answer(values, f"{count:,} prediction{'s' * (count != 1)} written to {out}")
+    said = f"{count:,} prediction{'s' * (count != 1)} written to {out}"
+    if "level" in columns:
+        values["level"] = level
+        said += f"; lower and upper are the ends of {100 * level:g} % intervals"
+    voice.answer(values, said)
 
 
 def predict_all(
@@ -74,6 +78,7 @@ def describe(prediction: Prediction, level: float) -> dict[str, Tensor]:
         assert isinstance(prediction, Numbers)  # which have intervals of two ends
         low, high = prediction.interval(level)
         columns = {"mean": prediction.mean, "deviation": prediction.variance.sqrt(), "lower": low, "upper": high}
+        columns["level"] = torch.full((len(prediction),), level, dtype=torch.float64)
     columns |= {"epistemic": prediction.epistemic, "aleatoric": prediction.aleatoric}
     return {name: tensor.detach().cpu() for name, tensor in columns.items()}
 

@@ -137,6 +137,8 @@ class Subject:
         if temperature is not None:
             noise, data = float(likelihood.noise_precision) ** -0.5 * temperature() ** 0.5, "validation"
         else:
+            # As they are. Corrected for effective dimensions, as `diagnose` does, they would be the noise that the
+            # evidence chose, larger than the targets deviate, and the network would be blamed for it.
             noise, data = residual_noise(self.la.state), "training"
         if not noise > 0:
             return network

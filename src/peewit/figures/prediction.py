@@ -108,7 +108,7 @@ def band(
     *,
     extend: float = 0.5,
     points: int = 201,
-    level: float = 0.95,
+    level: float = 0.9,
     output: int = 0,
     memory: float | None = None,
     progress: bool = False,
@@ -158,7 +158,7 @@ def regression_band(
         data: Training data: a loader, batches, or a pair (inputs (N, 1), targets). The first 500 points are drawn.
         extend: Share of the data's range to add on both sides. None for 0.5.
         points: Points of the curve, at least 3. None for 201.
-        level: Probability that each band holds, between 0 and 1. None for 0.95.
+        level: Probability that each band holds, between 0 and 1. None for 0.9.
         output: Number of the output to draw, from 0. None for 0.
         memory: Bytes for temporary results. None for the posterior's limit.
         progress: Whether to show a progress bar over the data.

@@ -215,7 +215,8 @@ class Categorical(Likelihood):
             return f"classification: targets {first.tolist()} were given; expected probabilities that sum to one."
         return (
             f"classification: label {int(first)} is outside 0..{form.outputs - 1} "
-            f"(the network has {form.outputs} outputs; {self.ignore_index} is ignored)."
+            f"(the network has {form.outputs} outputs; {self.ignore_index} is ignored). Number them from 0: "
+            "y - y.min(), or numpy.unique(y, return_inverse=True)[1]."
         )
 
     def known(self, y: Tensor) -> Tensor:

@@ -128,6 +128,7 @@ def spelled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result
     def inner(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         if not any_number and (len(args) > len(places) or not kwargs.keys().isdisjoint(places[: len(args)])):
             refuse_places(title, args, places, kwargs)
+        refuse_targets(title, args, places)
         options = [
             name
             for name, value in kwargs.items()
@@ -146,7 +147,7 @@ def refuse_places(title: str, args: Sequence[Any], places: Sequence[str], kwargs
     """Refuse arguments in more places than there are, or in the place of one that also came by name."""
     named = [name for name in places if name != "self"]
     values = args[len(places) - len(named) :]
-    arrays = [hasattr(each, "shape") for each in values]
+    arrays = [holds_rows(each) for each in values]
     apart = next((n for n in range(len(values) - 1) if arrays[n] and arrays[n + 1] and n < len(named)), None)
     pair = "(x, y)" if apart is None or named[apart] != "method" else "train=(x, y)"  # which tune takes by name
     call = ", ".join([pair if n == apart else name for n, name in enumerate(named)])
@@ -156,6 +157,22 @@ def refuse_places(title: str, args: Sequence[Any], places: Sequence[str], kwargs
     raise ArgumentTypeError(
         f"{title}() was given {what}; it takes ({', '.join(named)}) by place, and all else by name.{hint}"
     )
+
+
+def refuse_targets(title: str, args: Sequence[Any], places: Sequence[str]) -> None:
+    """Refuse targets in the place of a likelihood."""
+    for name, value in zip(places, args, strict=False):
+        if name == "likelihood" and holds_rows(value):
+            call = ", ".join(["(x, y)" if each in ("data", "train") else each for each in places])
+            raise ArgumentTypeError(
+                f"{title}() was given a {type(value).__name__} as likelihood; expected a name, such as "
+                f"'classification' or 'regression'. Inputs and targets go in together: pw.{title}({call})."
+            )
+
+
+def holds_rows(value: Any) -> bool:
+    """Whether something is a tensor, an array, a column, a frame or a list."""
+    return isinstance(value, list) or (hasattr(value, "shape") and hasattr(value, "__getitem__"))
 
 
 def refuse_missing(title: str, missing: Sequence[str], places: Sequence[str]) -> None:

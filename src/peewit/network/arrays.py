@@ -25,7 +25,12 @@ ENCODE = (
 
 def is_frame(value: Any) -> bool:
     """Whether something is a data frame, of pandas or polars."""
-    return hasattr(value, "columns") and hasattr(value, "dtypes") and hasattr(value, "to_numpy")
+    return hasattr(value, "to_numpy") and hasattr(value, "columns") and hasattr(value, "dtypes")
+
+
+def is_lazy(value: Any) -> bool:
+    """Whether something is a frame of polars that is still to be computed."""
+    return type(value).__name__ == "LazyFrame" and hasattr(value, "collect")
 
 
 def frame_names(value: Any) -> tuple[str, ...]:
@@ -60,6 +65,8 @@ def as_tensors(value: Any, what: str) -> Any:
     """A nest with tensors in place of arrays and frames; and lists of numbers, where they are all there is."""
     if isinstance(value, Tensor):
         return value
+    if is_lazy(value):
+        raise ArgumentTypeError(f"{what} is a LazyFrame, which has no numbers yet; expected a frame, by .collect().")
     if holds_numbers(value):
         return as_tensor(value, what)
     if hasattr(value, "toarray") and hasattr(value, "shape"):
@@ -104,7 +111,7 @@ def as_pair(data: Any) -> Any:
     if not isinstance(data, tuple) or len(data) != 2 or hasattr(data, "_fields"):
         return data
     x, y = data
-    if not isinstance(y, Tensor) and not holds_numbers(y) and not is_words(y):
+    if not isinstance(y, Tensor) and not holds_numbers(y) and not is_words(y) and not is_lazy(y):
         return data
     refuse_other_order(x, y)
     return as_tensors(x, "x"), as_tensors(y, "y") if not is_words(y) else as_tensor(y, "y")
@@ -136,7 +143,10 @@ def as_tensor(value: Any, what: str) -> Tensor:
         raise ArgumentTypeError(f"{what} is a column of categories; expected numbers. {advice(what)}")
     array = list_as_array(value, what) if isinstance(value, list) else numpy.asarray(value)
     if numpy.ma.isMaskedArray(value) and numpy.ma.is_masked(value):
-        raise NotFiniteError(f"{what} is an array with {missing_words(int(value.mask.sum()))}; {FILL}")
+        raise NotFiniteError(
+            f"{what} is a masked array with {missing_words(int(value.mask.sum()))}; expected a number everywhere. Fill "
+            f"them, by {what}.filled(...), or leave these rows out of x and y."
+        )
     kind = array.dtype.kind
     if kind == "O":
         array = objects_as_numbers(array, what)

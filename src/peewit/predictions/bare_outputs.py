@@ -78,7 +78,7 @@ class Outputs(Prediction):
         """
         self._refuse("log_prob")
 
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Raise a PeewitError: the distribution of y is unknown; use `mean`, `epistemic` and `covariance`.
 
         Args:

@@ -84,7 +84,7 @@ class Binary(Labels):
         densities = torch.where(flat > 0, flat * one, 0.0) + torch.where(flat < 1, (1 - flat) * zero, 0.0)
         return torch.where(known, densities, 0.0).sum((1, 2))
 
-    def interval(self, level: float = 0.95) -> Tensor:
+    def interval(self, level: float = 0.9) -> Tensor:
         p = self._log_probs.exp()
         likelier = torch.stack([p[0] >= p[1], p[1] > p[0]])
         both = likelier | (p.amax(0) < check_level(level))

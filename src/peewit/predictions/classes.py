@@ -88,7 +88,7 @@ class Classes(Labels):
         picked = self._log_probs.gather(-1, torch.where(known[..., 0], flat, 0)[..., None])
         return torch.where(known, picked, 0.0).sum((1, 2))
 
-    def interval(self, level: float = 0.95) -> Tensor:
+    def interval(self, level: float = 0.9) -> Tensor:
         ordered, order = self._log_probs.double().exp().sort(-1, descending=True)
         before = ordered.cumsum(-1) - ordered
         inside = torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < check_level(level))

@@ -85,7 +85,7 @@ class Mixture(Numbers):
 
         return torch.where(known[..., 0], self.belief.gather(density, self.elementwise), 0.0).sum(1)
 
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         tail = (1 - check_level(level)) / 2
 
         def bounds(f: Tensor, weight: Tensor, _: slice) -> Tensor:

@@ -25,7 +25,7 @@ SHOWN = 3  # inputs that a repr shows
 def check_level(level: float) -> float:
     """A probability strictly between 0 and 1."""
     if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
-        raise PeewitError(f"level={level!r} was given; expected a number between 0 and 1, such as 0.95.")
+        raise PeewitError(f"level={level!r} was given; expected a number between 0 and 1, such as 0.9.")
     return float(level)
 
 
@@ -113,7 +113,7 @@ class Prediction(ABC):
         """
 
     @abstractmethod
-    def interval(self, level: float = 0.95) -> Tensor | tuple[Tensor, Tensor]:
+    def interval(self, level: float = 0.9) -> Tensor | tuple[Tensor, Tensor]:
         """Find what holds a new observation with probability `level`.
 
         Args:
@@ -187,7 +187,7 @@ class Prediction(ABC):
 
     # In other libraries' words
 
-    def numpy(self, level: float = 0.95) -> dict[str, NDArray[Any]]:
+    def numpy(self, level: float = 0.9) -> dict[str, NDArray[Any]]:
         """Give everything there is to say about the inputs as numpy arrays, by name.
 
         Args:
@@ -210,7 +210,7 @@ class Prediction(ABC):
         columns = self._columns(check_level(level))
         return {name: tensor.detach().cpu().numpy() for name, tensor in columns.items()}
 
-    def to_pandas(self, level: float = 0.95, index: Any = None) -> Any:
+    def to_pandas(self, level: float = 0.9, index: Any = None) -> Any:
         """Give one row per input, as a data frame of pandas; polars takes it by `polars.from_pandas`.
 
         Args:
@@ -252,6 +252,14 @@ class Prediction(ABC):
     def __len__(self) -> int:
         """N."""
         return int(self.belief.mean.shape[0])
+
+    def __array__(self, *_: Any, **__: Any) -> NDArray[Any]:
+        """Refuse to be one array: numpy would make an object of it, silently."""
+        main = "probs" if hasattr(type(self), "probs") else "mean"
+        raise ArgumentTypeError(
+            f"A {type(self).__name__} is several arrays, and was to become one; expected one of them by its name: "
+            f"pred.numpy()[{main!r}], or the tensor pred.{main}."
+        )
 
     if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
 

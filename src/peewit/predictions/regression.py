@@ -113,7 +113,7 @@ class Regression(Numbers):
         value: Tensor = density.log_prob(residual[kept])
         return value
 
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         mean, epistemic, aleatoric = self._moments
         width = normal_quantile(check_level(level)) * (epistemic + aleatoric).sqrt()
         return self._restore(mean - width), self._restore(mean + width)

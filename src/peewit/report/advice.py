@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from ..likelihoods import NAMES_BY_CLASS
 from ..metrics.results import MethodScores, Results
-from .words import differ, plain
+from .words import differ, has_training_noise, has_validation, plain, wrong_width
+
+MEASURE_AGAIN = "pw.evaluate(la, test, validation=validation)"
 
 
 @dataclass(frozen=True)
@@ -17,16 +19,20 @@ class Advice:
     code: str
 
 
-def on_calibration(report: Results, useless: bool) -> Advice | None:
-    """A network that is no better than a constant has other problems than its confidence."""
-    if not useless:
+def on_calibration(report: Results, mood: str, change: str, useless: bool) -> Advice | None:
+    """What to do about a network that is not calibrated, or no better than a constant; `change`: the second mood."""
+    if useless:
+        fitted = "la" if report.posterior else f"pw.fit(model, train, {likelihood(report)})"
+        return Advice(
+            "Look at its training, and at the scaling of inputs and targets", f"print({fitted}.diagnose(train))"
+        )
+    if mood != "poor":
         return None
-    if report.posterior:
-        return Advice("Look at its training, and at the scaling of inputs and targets", "print(la.diagnose(train))")
-    return Advice(
-        "Look at its training, and at the scaling of inputs and targets",
-        f"print(pw.fit(model, train, {likelihood(report)}).diagnose(train))",
-    )
+    if has_training_noise(report):
+        return Advice("Give it validation data, from which its noise is then taken", MEASURE_AGAIN)
+    if report.posterior and plain(report) is not None and change == "good":
+        return Advice("Predict with the posterior in place of the network", predictions(report))
+    return on_change(report, mood)
 
 
 def on_change(report: Results, mood: str) -> Advice | None:
@@ -38,7 +44,7 @@ def on_change(report: Results, mood: str) -> Advice | None:
     validated = method in ("validation", "grid")
     if method is None:
         return Advice("The prior was not tuned. Tune it on the training data", "la = la.tune(train=train)")
-    if mood != "poor" and not behind(report):
+    if mood != "poor" and not behind(report) and not wrong_width(report.methods[0]):
         return Advice("Predict with the posterior", predictions(report)) if mood == "good" else None
     if not validated and has_validation(report):
         return Advice("You have validation data. Tune on them", on_validation(report, method))
@@ -79,11 +85,6 @@ def likelihood(report: Results) -> str:
 def predictions(report: Results) -> str:
     """The line that predicts."""
     return "la.predict(x).probs" if report.task == "classification" else "la.predict(x).interval(0.9)"
-
-
-def has_validation(report: Results) -> bool:
-    """Whether the evaluation was given validation data."""
-    return report.settings.get("validation data") is True
 
 
 def behind(report: Results) -> bool:

@@ -45,7 +45,7 @@ SpecimenGroups = Sequence[tuple[str, Sequence[Specimen]]]
 def groups_of(report: Results) -> SpecimenGroups:
     """The single inputs of a report under their headings, what teaches most first."""
     wrong = "Sure, and wrong" if report.task == "classification" else "Off by the most deviations"
-    unknown = [(f"Unknown (“{name}”), and it was sure", shown) for name, shown in report.unknown_surest.items()]
+    unknown = [(f"Unknown (“{name}”), the surest", shown) for name, shown in report.unknown_surest.items()]
     groups = [(wrong, report.sure_wrong), *unknown, ("The least sure", report.least_sure),
               ("The surest", report.surest)]  # fmt: skip
     return [(name, shown) for name, shown in groups if shown]

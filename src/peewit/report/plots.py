@@ -403,7 +403,9 @@ def specimens(report: Results) -> Iterator[Plot]:
 def most_unusual(specimen: Specimen) -> str:
     """The three columns furthest from their means."""
     ordered = sorted(specimen.features, key=lambda feature: -abs(feature.deviations))[:3]
-    return ", ".join(f"{each.name} {each.value:.4g} ({each.deviations:+.1f})" for each in ordered) or "–"
+    return (
+        ", ".join(f"{each.name} {each.value:.4g} ({round(each.deviations, 1) + 0.0:+.1f})" for each in ordered) or "–"
+    )
 
 
 def posterior(report: Results) -> Iterator[Plot]:

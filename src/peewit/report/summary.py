@@ -10,7 +10,20 @@ from ..metrics.catalogue import describe, merit
 from ..metrics.results import Curve, Estimate, MethodScores, Reliability, Results, Shift
 from . import advice
 from .advice import Advice
-from .words import apart, differ, examples, has_interval, in_percent, main_score, number, plain, score, variation
+from .words import (
+    apart,
+    differ,
+    examples,
+    has_interval,
+    has_training_noise,
+    in_percent,
+    main_score,
+    number,
+    plain,
+    score,
+    variation,
+    wrong_width,
+)
 
 GOOD, FAIR, POOR, OPEN = "good", "fair", "poor", "open"
 VAGUE = 0.05  # calibration error by chance, above which a test says nothing about calibration
@@ -37,12 +50,14 @@ def answers(report: Results) -> tuple[Answer, Answer, Answer]:
     """Is it calibrated, what changed, what does it not know; each with what to do."""
     base = plain(report) or report.methods[0]
     first = judge_classes(base) if report.task == "classification" else judge_numbers(base, examples(report))
+    if has_training_noise(report):
+        first = with_training_noise(first)
     if plain(report) is None:
         text = f"These are the numbers of {base.name}: the plain network was not measured."
         first = replace(first, sentences=(*first.sentences, text))
     first, second, third = beside_constant(first, base, report), judge_change(report), judge_unknown(report)
     return (
-        replace(first, advice=advice.on_calibration(report, first.verdict == USELESS)),
+        replace(first, advice=advice.on_calibration(report, first.mood, second.mood, first.verdict == USELESS)),
         replace(second, advice=advice.on_change(report, second.mood)),
         replace(third, advice=advice.on_unknown(report)),
     )
@@ -157,8 +172,18 @@ def judge_numbers(scores: MethodScores, count: int | None) -> Answer:
     if coverage.low <= 0.9 <= coverage.high:
         return answer_of(question, "Yes, as far as this test can tell", GOOD, (text, "90 % lies inside that interval."))
     way = "too narrow: it is too sure of itself" if coverage.value < 0.9 else "too wide: it is not sure enough"
-    near = abs(coverage.value - 0.9) < 0.05
+    near = abs(coverage.value - 0.9) < VAGUE
     return answer_of(question, f"{'Nearly' if near else 'No'}: intervals are {way}", FAIR if near else POOR, (text,))
+
+
+def with_training_noise(answer: Answer) -> Answer:
+    """Where the noise came from, which alone may be why intervals are too narrow."""
+    text = (
+        "There are no validation data, so its noise comes from the residuals on the training data. A network that "
+        "overfits has smaller residuals there than on new data."
+    )
+    verdict = answer.verdict.replace(": it is too sure of itself", " with the noise of its training residuals")
+    return replace(answer, verdict=verdict, sentences=(*answer.sentences, text))
 
 
 # What changed?
@@ -180,7 +205,34 @@ def judge_change(report: Results) -> Answer:
     known.sort(key=lambda name: not differ(name, first, base))  # first what decides
     sentences = [compare_metric(name, first, base) for name in known]
     verdict, mood = balance(known, first, base)
-    return answer_of(question, verdict, mood, (*sentences, *winner(report)))
+    if mood == GOOD and (limit := least_demands(first, base, report)):
+        verdict, mood = limit
+    return answer_of(question, verdict, mood, (*sentences, *beside_constant_nll(first, report), *winner(report)))
+
+
+def least_demands(first: MethodScores, base: MethodScores, report: Results) -> tuple[str, str] | None:
+    """What keeps a change for the better from being good: intervals of the wrong width, or the NLL of a constant."""
+    useless = bool(beside_constant_nll(first, report))
+    if width := wrong_width(first):
+        near = abs(first.metrics["coverage90"].value - 0.9) < VAGUE
+        since = "still" if wrong_width(base) == width else "now"
+        return f"Its intervals are {since} {'a little ' if near else ''}{width}", POOR if useless else FAIR
+    return ("By NLL it is no better than a constant", POOR) if useless else None
+
+
+def beside_constant_nll(first: MethodScores, report: Results) -> tuple[str, ...]:
+    """A sentence where the NLL is no smaller than that of a constant."""
+    constant = report.constant.get("nll")
+    if constant is None or not known_nll(first) or not first.metrics["nll"].value >= constant.value:
+        return ()
+    what = (
+        "the frequencies of the classes"
+        if report.task == "classification"
+        else "the mean of the targets, with their deviation as noise,"
+    )
+    return (
+        f"Its NLL is {number(first.metrics['nll'].value)}: {what} would have {number(constant.value)} for every input.",
+    )
 
 
 def both(name: str, first: MethodScores, base: MethodScores) -> bool:
@@ -326,7 +378,8 @@ def describe_detection(name: str, first: MethodScores, others: Sequence[MethodSc
         if method is first or (best := main_score(method.detection.get(name, {}))) is None:
             continue
         rate = method.detection[name][best].auroc
-        chance = "" if apart(value, rate) else ", which may be chance"
+        known = has_interval(value) or has_interval(rate)  # neither has one where all inputs agree
+        chance = ", which may be chance" if known and not apart(value, rate) else ""
         if math.isfinite(rate.value):
             beside.append(f"{method.name} by {score(best)} in {100 * rate.value:.0f}{chance}")
     return f"{'; '.join([text, *beside])}.", value

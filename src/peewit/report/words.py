@@ -101,6 +101,26 @@ def distance(name: str, value: Estimate) -> Estimate:
     return Estimate(abs(value.value - ideal), 0.0 if inside and has_interval(value) else ends[0], ends[1])
 
 
+def wrong_width(scores: MethodScores) -> str:
+    """Whether 90 % intervals are "too narrow" or "too wide" by more than chance explains; "" where they are not."""
+    held = scores.metrics.get("coverage90")
+    if held is None or not math.isfinite(held.value):
+        return ""
+    right = held.low <= 0.9 <= held.high if has_interval(held) else abs(held.value - 0.9) < 0.05
+    return "" if right else "too narrow" if held.value < 0.9 else "too wide"
+
+
+def has_training_noise(report: Results) -> bool:
+    """Whether the plain network has the noise of its residuals on the training data: `Subject.plain` decides it."""
+    beside_posterior = bool(report.posterior) and "noise" in report.settings
+    return beside_posterior and not has_validation(report) and plain(report) is not None
+
+
+def has_validation(report: Results) -> bool:
+    """Whether the evaluation was given validation data."""
+    return report.settings.get("validation data") is True
+
+
 def best(name: str, methods: Sequence[MethodScores]) -> list[bool]:
     """Which methods have the best value of a metric, in the digits shown; none if all are equal."""
     kind = describe(name)
