@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import re
 import sys
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +27,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 HEAD = """# Reference
 
 Every public name, from its own docstring. `make api` writes these pages. For symbols and shapes see
-[math.md](math.md).
+[math.md](math.md), for the names of types in signatures [types](api/types.md).
 
 Examples start from `import torch` and `import peewit as pw`, and from these values:
 
@@ -58,6 +61,43 @@ EXTRAS = {
     peewit.integrations.sklearn: tuple(peewit.integrations.sklearn.__all__),
     peewit.data: ("fashion_mnist",),
 }
+# What signatures name besides public names: aliases and classes, by the module that defines them.
+TYPES = {
+    "network.nests": ("Data", "Inputs", "InputData", "Targets", "Batch", "Array"),
+    "tracing.selection": ("Weights", "SubnetworkRule"),
+    "weights.space": ("WeightsName",),
+    "likelihoods": ("LikelihoodName", "Likelihood"),
+    "likelihoods.heteroscedastic": ("Parameters",),
+    "curvature.contracts": ("Structure",),
+    "curvature.structures": ("StructureName",),
+    "curvature.kinds": ("CurvatureName", "CurvatureKind"),
+    "priors.groupings": ("Grouping",),
+    "priors.prior": ("Number",),
+    "runtime.arithmetic": ("ArithmeticName",),
+    "posterior.linear_mode": ("At",),
+    "posterior.trace": ("TuneMethod",),
+    "tuning.options": ("TuneParameter", "Grid"),
+    "predictions.options": ("PredictMethod",),
+    "predictions.prediction": ("LinkName",),
+    "evaluation.call": ("UnknownInputs",),
+    "evaluation.variations": ("Shifts", "Attacks", "ByName", "ShiftName", "AttackName", "Levels", "Change"),
+    "evaluation.subject": ("Baselines", "Baseline"),
+    "evaluation.sweeps": ("SearchMethod",),
+    "metrics.catalogue": ("MetricName",),
+    "metrics.results": ("Results", "VariationKind"),
+    "figures.landscapes": ("Source",),
+    "figures.prediction": ("Band", "Map"),
+    "figures.summary": ("Summary",),
+    "figures.unknown": ("ScoreName",),
+    "figures.ways": ("DirectionName",),
+    "integrations.sklearn.base": ("Numbers",),
+    "integrations.sklearn.training": ("Factory",),
+}
+TYPES_HEAD = """# Types
+
+What signatures name besides public names. They need no import: give a value that fits. `Literal` lists the texts that
+an option takes.
+"""
 CONSTRUCTED = ("Likelihoods", "Priors", "Structures", "Curvature", "Weights")  # by users; other values are results
 LIKELIHOOD_METHODS = {"with_noise", "natural", "moments"}  # the others are for the engine
 ENGINE = {"Subnetwork": {"scores", "choose"}, "Trace": {"of", "with_warning"}, "LinearMode": {"under"}}
@@ -79,7 +119,7 @@ def signature(thing: Any, name: str, wrapped: bool = False) -> str:
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
         text = stars.get(parameter.kind, "") + parameter.name
         if parameter.annotation is not parameter.empty:
-            text += f": {parameter.annotation}"
+            text += f": {getattr(parameter.annotation, '__forward_arg__', parameter.annotation)}"
         if parameter.default is not parameter.empty:
             default = repr(parameter.default)
             text += f" = {default if ' at 0x' not in default and '<' not in default else '...'}"
@@ -199,6 +239,28 @@ def file_name(heading: str) -> str:
     return heading.lower().replace("pw.", "").partition(" ")[0] + ".md"
 
 
+def types() -> str:
+    """The page of what signatures name, in the order of the alphabet: aliases as the source has them."""
+    found = {name: described(module, name) for module, names in TYPES.items() for name in names}
+    return "\n\n".join([TYPES_HEAD.strip(), *(found[name] for name in sorted(found))]) + "\n"
+
+
+def described(module: str, name: str) -> str:
+    """The section of an alias, from the assignment and the text below it; or of a class, from its docstring."""
+    thing = getattr(import_module(f"peewit.{module}"), name)
+    if inspect.isclass(thing):
+        return f"## class `{name}`\n\n{markdown(docstring(thing))}"
+    body = ast.parse(inspect.getsource(import_module(f"peewit.{module}"))).body
+    for statement, below in pairwise(body):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
+        if isinstance(target, ast.Name) and target.id == name:
+            text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
+            if not text:
+                raise ValueError(f"{name} in peewit.{module} has no text in the line below it.")
+            return f"## `{name}`\n\n```text\n{name} = {ast.unparse(statement.value)}\n```\n\n{inspect.cleandoc(text)}"
+    raise ValueError(f"peewit.{module} assigns nothing to {name}.")
+
+
 def reference() -> dict[str, str]:
     """All pages of the reference by their path in docs/."""
     public = [name for name in peewit.__all__ if not isinstance(getattr(peewit, name), ModuleType | str)]
@@ -211,6 +273,7 @@ def reference() -> dict[str, str]:
         heading = place(module).replace("peewit", "pw", 1)
         text = [f"# `{heading}`", docstring(module), WHERE, *(entry(name, module) for name in names)]
         pages[f"api/{file_name(heading)}"] = text
+    pages["api/types.md"] = [types()]
     written = {file: "\n\n".join(part.strip() for part in parts) + "\n" for file, parts in pages.items()}
     return {"api.md": f"{HEAD}\n" + "\n".join(contents(file, text) for file, text in written.items()) + "\n", **written}
 

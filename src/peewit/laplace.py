@@ -24,7 +24,7 @@ from .network.arrays import ready
 from .network.batches import Batches, input_batches, is_loader, without_labels
 from .network.isolation import entry_point, unaffected
 from .network.modules import unwrap
-from .network.nests import Data, Inputs, join
+from .network.nests import Array, Data, InputData, Inputs, join
 from .posterior.coverage import Coverage, coverage_of
 from .posterior.evidence import Evidence
 from .posterior.linear_mode import At, LinearMode
@@ -32,15 +32,14 @@ from .posterior.network import network_of
 from .posterior.resolution import warn_of_rounding
 from .posterior.schema import Schema
 from .posterior.state import PosteriorState
-from .posterior.trace import Trace
+from .posterior.trace import Trace, TuneMethod
 from .posterior.update import in_arithmetic, move, update
 from .predictions.classes import Classes
 from .predictions.covariance import Functional
-from .predictions.families import LinkName
 from .predictions.functional import functional, functional_batches, functional_samples
 from .predictions.options import PredictMethod, PredictOptions
 from .predictions.predict import predict, predict_batches
-from .predictions.prediction import Prediction
+from .predictions.prediction import LinkName, Prediction
 from .predictions.regression import Regression
 from .priors.prior import Number, Prior
 from .runtime.arithmetic import ArithmeticName
@@ -157,7 +156,7 @@ class Laplace:
         return self.state.precision
 
     @property
-    def arithmetic(self) -> str:
+    def arithmetic(self) -> ArithmeticName:
         """How products are rounded."""
         return self.state.arithmetic
 
@@ -348,7 +347,7 @@ class Laplace:
     @entry_point
     def tune(
         self,
-        method: tuning.TuneMethod | None = None,
+        method: TuneMethod | None = None,
         *,
         parameters: Sequence[tuning.TuneParameter] | None = None,
         train: Data | None = None,
@@ -458,7 +457,7 @@ class Laplace:
     @entry_point
     def functional(
         self,
-        x: Inputs,
+        x: InputData,
         *,
         joint: bool = False,
         variance_only: bool = False,
@@ -519,7 +518,7 @@ class Laplace:
     @entry_point
     def functional_samples(
         self,
-        x: Inputs,
+        x: InputData,
         samples: int,
         generator: torch.Generator | None = None,
         *,
@@ -530,7 +529,7 @@ class Laplace:
         """Draw outputs of the linearised network, at n draws of the weights; each draw is the same at all inputs.
 
         Args:
-            x: Inputs of the network, B of them.
+            x: Inputs of the network, B of them, or a DataLoader, as in `predict`.
             samples: Number of draws.
             generator: Source of random numbers. None for torch's global generator.
             at: "trained_weights" for draws around the trained weights, or "linear_mode" for draws around the mode of
@@ -559,7 +558,7 @@ class Laplace:
     @entry_point
     def predict(
         self,
-        x: Inputs | None = None,
+        x: InputData | None = None,
         *,
         method: PredictMethod = "linearised",
         link: LinkName | None = None,
@@ -570,7 +569,7 @@ class Laplace:
         create_graph: bool = False,
         at: At = "trained_weights",
         progress: bool = False,
-        **inputs: Tensor,
+        **inputs: Tensor | Array | list[Any],
     ) -> Prediction:
         """Predict the labels at x: probabilities, or a mean and its variance, with the uncertainty in parts.
 
@@ -644,7 +643,7 @@ class Laplace:
         joint: bool = False,
         memory: float | None = None,
         at: At = "trained_weights",
-        **inputs: Tensor,
+        **inputs: Tensor | Array | list[Any],
     ) -> Predictor:
         """Prepare predictions for one kind of input and one way to predict: each then takes less time.
 

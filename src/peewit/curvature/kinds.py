@@ -208,6 +208,7 @@ class Auto:
 
 
 CurvatureName: TypeAlias = Literal["auto", "ggn", "fisher", "empirical", "hessian"]
+"""Which curvature is measured: the classes are `pw.Auto`, `pw.GGN`, `pw.MonteCarlo`, `pw.Empirical`, `pw.Hessian`."""
 NAMES: dict[CurvatureName, type[Auto | GGN | MonteCarlo | Empirical | Hessian]] = {
     "auto": Auto,
     "ggn": GGN,

@@ -34,6 +34,7 @@ from .scoring import metrics_of
 
 FORMAT = 2  # of the JSON text
 SearchMethod: TypeAlias = Literal["grid", "random", "bayesian"]
+"""How settings are tried; "bayesian" needs optuna."""
 TRIALS = {"grid": 49, "random": 40, "bayesian": 40}
 WIDE = 1e3  # factor from the posterior's own setting to both ends of a range
 
@@ -71,8 +72,8 @@ class Sweep:
     """
 
     points: tuple[SweepPoint, ...]
-    metric: str
-    method: str
+    metric: MetricName
+    method: SearchMethod
     examples: int
     data_weight: tuple[float, ...]
     prior_precision: tuple[float, ...]
@@ -140,7 +141,7 @@ class SweepOptions:
     data_weight: tuple[float, float]
     prior_precision: tuple[float, float]
     trials: int
-    metric: str
+    metric: MetricName
     seed: int
 
 
@@ -293,7 +294,7 @@ SEARCHES: dict[SearchMethod, Callable[[Try, SweepOptions], Iterator[SweepPoint]]
 
 
 def score(
-    la: Laplace, shared: SharedPredictions, data_weight: float, prior_precision: float, metric: str
+    la: Laplace, shared: SharedPredictions, data_weight: float, prior_precision: float, metric: MetricName
 ) -> SweepPoint:
     """The metrics of one setting."""
     temperature = la.N / data_weight

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 Source = Laplace | Landscape
+"""A posterior, or the numbers of `pw.figures.landscape`, which need no data."""
 STEEP = 20.0  # ratio of the largest to the least loss above which the colour scale is logarithmic
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class Gaussian(WithNoise):
         Gaussian(noise=0.1)
     """
 
-    noise: float | Tensor | str = 1.0
+    noise: float | Tensor | Literal["residuals"] = 1.0
 
     def __post_init__(self) -> None:
         if isinstance(self.noise, str):

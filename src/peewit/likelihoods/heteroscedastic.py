@@ -18,6 +18,7 @@ from .contract import WithNatural, constant_like, score
 from .form import ALL, Form, as_floating, usual_axis
 
 Parameters = Literal["raw", "natural", "mean_variance", "mean_log_variance"]
+"""What the two outputs of a head mean."""
 PARAMETERS = ("raw", "natural", "mean_variance", "mean_log_variance")
 FLOOR = 1e-8  # keeps the precision of the raw head away from zero
 

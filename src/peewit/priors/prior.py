@@ -19,6 +19,7 @@ from .groupings import NAMES, Grouping, positions_among
 from .invariance import invariant_sets
 
 Number = int | float | Tensor
+"""A number, or a tensor with one or several."""
 FLOOR = 1e-4  # a g-prior's least precision, as a share of the mean over the tensor
 
 

@@ -17,6 +17,7 @@ from ..network.calling import output_in, run_plainly
 from ..network.nests import Inputs, map_tensors
 from ..predictions import label_rules, links
 from ..predictions.predict import flat_outputs
+from ..predictions.prediction import LinkName
 from .closed import DenseForm, Rows, SpectralForm, Turned, Weights
 from .network import LastLayer
 
@@ -205,7 +206,7 @@ class ClassRule(LabelRule):
 
     names = ("probs", "epistemic", "entropy")
 
-    def __init__(self, form: Form, covariances: Covariances, link: str) -> None:
+    def __init__(self, form: Form, covariances: Covariances, link: LinkName) -> None:
         super().__init__()
         self.form, self.covariances, self.link = form, covariances, link
 

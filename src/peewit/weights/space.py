@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from ..messages.errors import PeewitError
 from .ranges import WeightRange
 
-WeightsName: TypeAlias = Literal["all", "last_layer", "lora"]  # a choice of weights
+WeightsName: TypeAlias = Literal["all", "last_layer", "lora"]
+"""A choice of weights: all that are trainable, those of the last layer, or those of LoRA adapters."""
 
 
 @dataclass(frozen=True)
