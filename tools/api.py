@@ -17,10 +17,16 @@ from types import ModuleType
 from typing import Any
 
 import peewit
+import peewit.curvature.blocks
+import peewit.curvature.contracts
+import peewit.curvature.kinds
 import peewit.data
 import peewit.figures
 import peewit.integrations.sklearn
+import peewit.likelihoods
 import peewit.metrics
+import peewit.priors.prior
+import peewit.weights.space
 from peewit.report.glossary import METHOD_TERMS, TERMS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -42,7 +48,7 @@ GLOSSARY = """# Glossary
 The words of these pages and of [the report](report.md), in plain English. `make api` writes this page.
 """
 GROUPS = {
-    "Fit and load": ("fit", "load", "Laplace", "products", "Products"),
+    "Fit and load": ("fit", "load", "Laplace", "Blocks", "Schema", "products", "Products"),
     "Likelihoods": (
         *("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson"),
         *("Preference", "Pair", "Custom"),
@@ -50,9 +56,9 @@ GROUPS = {
     "Priors": ("Prior",),
     "Structures": ("Kron", "EKFAC", "Diag", "Block", "Full"),
     "Curvature": ("Auto", "GGN", "MonteCarlo", "Empirical", "Hessian"),
-    "Weights": ("Subnetwork",),
+    "Weights": ("Space", "Subnetwork"),
     "Predictions": ("Prediction", "Classes", "Binary", "Regression", "Mixture", "Outputs", "Functional", "Predictor"),
-    "Evaluate": ("evaluate", "Report", "recommend", "Recommendation", "sweep", "Sweep", "validation_nll"),
+    "Evaluate": ("evaluate", "Report", "recommend", "Recommendation", "sweep", "Sweep", "SweepPoint", "validation_nll"),
 }
 WARNINGS = ("PeewitWarning", "FitWarning", "RoundingWarning", "TuningWarning", "UnderconfidenceWarning")
 EXTRAS = {
@@ -66,14 +72,16 @@ TYPES = {
     "network.nests": ("Data", "Inputs", "InputData", "Targets", "Batch", "Array"),
     "tracing.selection": ("Weights", "SubnetworkRule"),
     "weights.space": ("WeightsName",),
-    "likelihoods": ("LikelihoodName", "Likelihood"),
+    "likelihoods": ("LikelihoodName", "Form"),
     "likelihoods.heteroscedastic": ("Parameters",),
-    "curvature.contracts": ("Structure",),
     "curvature.structures": ("StructureName",),
-    "curvature.kinds": ("CurvatureName", "CurvatureKind"),
+    "curvature.contracts": ("Curvature",),
+    "curvature.kinds": ("CurvatureName", "OutputView"),
+    "curvature.stream": ("Source",),
     "priors.groupings": ("Grouping",),
     "priors.prior": ("Number",),
     "runtime.arithmetic": ("ArithmeticName",),
+    "runtime.random": ("Hashed",),
     "posterior.linear_mode": ("At",),
     "posterior.trace": ("TuneMethod",),
     "tuning.options": ("TuneParameter", "Grid"),
@@ -85,7 +93,7 @@ TYPES = {
     "evaluation.sweeps": ("SearchMethod",),
     "metrics.catalogue": ("MetricName",),
     "metrics.results": ("Results", "VariationKind"),
-    "figures.landscapes": ("Source",),
+    "figures.landscapes": ("LandscapeSource",),
     "figures.prediction": ("Band", "Map"),
     "figures.summary": ("Summary",),
     "figures.unknown": ("ScoreName",),
@@ -98,9 +106,34 @@ TYPES_HEAD = """# Types
 What signatures name besides public names. They need no import: give a value that fits. `Literal` lists the texts that
 an option takes.
 """
-CONSTRUCTED = ("Likelihoods", "Priors", "Structures", "Curvature", "Weights")  # by users; other values are results
-LIKELIHOOD_METHODS = {"with_noise", "natural", "moments"}  # the others are for the engine
-ENGINE = {"Subnetwork": {"scores", "choose"}, "Trace": {"of", "with_warning"}, "LinearMode": {"under"}}
+# By users; other values are results.
+CONSTRUCTED = {name for group in ("Likelihoods", "Priors", "Structures", "Curvature") for name in GROUPS[group]} | {
+    "Subnetwork"
+}
+# Classes that extensions derive from, with the place that they are imported from.
+CONTRACTS = {
+    peewit.likelihoods: ("Likelihood", "WithNoise"),
+    peewit.curvature.contracts: ("Structure",),
+    peewit.curvature.kinds: ("CurvatureKind",),
+}
+CONTRACTS_HEAD = """# Contracts
+
+What a new likelihood, structure or curvature derives from, and what it overrides. `CONTRIBUTING.md` has the steps.
+"""
+SHARED = {"Likelihoods": {"with_noise", "natural", "moments"}, "Structures": set(), "Curvature": set()}  # others: there
+# Methods that the library calls.
+ENGINE = {
+    "Blocks": peewit.curvature.blocks.ENGINE,
+    "LinearMode": {"under"},
+    "Prior": peewit.priors.prior.ENGINE,
+    "Schema": {"of_frames", "in_order"},
+    "Space": peewit.weights.space.ENGINE,
+    "Structure": {"groups"},
+    "Subnetwork": {"scores", "choose"},
+    "Trace": {"of", "with_warning"},
+    "Likelihood": {"bind", "labelled", "scalars", "decisions", "beside_constant"},
+    "WithNoise": {"same_ratios"},
+}
 HEADING = re.compile(r"^(Args|Attributes|Returns|Raises|Warns|Example):$")
 WORDS = {"Args": "Arguments", "Attributes": "Fields"}
 WIDE = 100  # characters of a signature that stays on one line
@@ -175,12 +208,15 @@ def entries(content: str) -> list[tuple[str, str]]:
 def members(cls: type, name: str) -> tuple[list[str], list[str]]:
     """Public methods and properties in the order of the source: lines of a list, and sections for the longer ones."""
     lines, long = [], []
+    shared = next((methods for group, methods in SHARED.items() if name in GROUPS[group]), None)
     attributes = inspect.cleandoc("\n".join(["", *sections(docstring(cls)).get("Attributes", [])]))
     listed = {attribute for attribute, _ in entries(attributes)}
     for member, value in vars(cls).items():
         plain = value.__func__ if isinstance(value, staticmethod | classmethod) else value
         text = docstring(value)
         if member.startswith("_") or not text or member in listed or member in ENGINE.get(name, ()):
+            continue
+        if shared is not None and member not in shared:
             continue
         if isinstance(value, property) or type(value).__name__ == "cached_property":
             lines.append(f"- `.{member}`: {text.splitlines()[0]}")
@@ -193,8 +229,8 @@ def members(cls: type, name: str) -> tuple[list[str], list[str]]:
 
 
 def title(name: str, module: ModuleType) -> str:
-    """The name as users write it."""
-    return f"{place(module).replace('peewit', 'pw', 1)}.{name}"
+    """The name as users write it, or where to import it from."""
+    return f"{place(module) if module in CONTRACTS else place(module).replace('peewit', 'pw', 1)}.{name}"
 
 
 def place(module: ModuleType) -> str:
@@ -207,15 +243,13 @@ def entry(name: str, module: ModuleType = peewit) -> str:
     thing = getattr(module, name)
     parts = [f"## {'class ' if inspect.isclass(thing) else ''}`{title(name, module)}`"]
     # Users do not construct results, so these need no signature.
-    constructed = module is peewit and any(name in GROUPS[group] for group in CONSTRUCTED)
+    constructed = module is peewit and name in CONSTRUCTED
     constructed |= hasattr(thing, "get_params")  # an estimator
     if inspect.isfunction(thing) or constructed:
         parts.append(f"```text\n{signature(thing, name, wrapped=True)}\n```")
     parts.append(markdown(docstring(thing)))
     if inspect.isclass(thing):
-        engine = any(name in GROUPS[group] for group in ("Likelihoods", "Priors", "Structures", "Curvature"))
         lines, long = members(thing, name)
-        lines = [line for line in lines if not engine or any(f".{method}(" in line for method in LIKELIHOOD_METHODS)]
         parts += ["\n".join(["**Methods and properties**", "", *lines]) if lines else "", *long]
     return "\n\n".join(part for part in parts if part)
 
@@ -273,6 +307,8 @@ def reference() -> dict[str, str]:
         heading = place(module).replace("peewit", "pw", 1)
         text = [f"# `{heading}`", docstring(module), WHERE, *(entry(name, module) for name in names)]
         pages[f"api/{file_name(heading)}"] = text
+    contracts = (entry(name, module) for module, names in CONTRACTS.items() for name in names)
+    pages["api/contracts.md"] = [CONTRACTS_HEAD, WHERE, *contracts]
     pages["api/types.md"] = [types()]
     written = {file: "\n\n".join(part.strip() for part in parts) + "\n" for file, parts in pages.items()}
     return {"api.md": f"{HEAD}\n" + "\n".join(contents(file, text) for file, text in written.items()) + "\n", **written}

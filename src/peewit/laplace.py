@@ -70,16 +70,16 @@ class Laplace:
         prior: The prior of the weights.
         temperature: What log-likelihood and curvature are divided by.
         weights: Trained values (D,) of the uncertain weights, the mean of the posterior, in the order of `space`.
-        space: Which weights are uncertain, and in which order they stand in vectors (D,).
+        space: Which weights are uncertain, and in which order they stand in vectors (D,), a `pw.Space`.
         D: Number of uncertain weights.
         N: Number of examples seen.
-        precision: The posterior precision at this prior and noise, as an operator on vectors (..., D):
+        precision: The posterior precision at this prior and noise, a `pw.Blocks` that acts on vectors (..., D):
             `precision.solve(v)` is the covariance times v, and `precision.variance()` the variances (D,).
         arithmetic: How products are rounded.
         timings: Seconds that measuring and decomposing the curvature took.
         trace: How `tune` came to this very posterior; None for any other, such as what `with_prior` makes of it.
-        schema: Names of columns, where a data frame was fitted, and those of classes, where the command line fitted a
-            table, with the `scaling` of its columns after `--standardise`; None elsewhere.
+        schema: A `pw.Schema`: names of columns, where a data frame was fitted, and those of classes, where the command
+            line fitted a table, with the `scaling` of its columns after `--standardise`; None elsewhere.
         linear_mode: The mode of the linear model, where evidence is then taken; None where it was not looked for.
 
     Example:

@@ -111,7 +111,7 @@ def test_the_reference_explains_the_types_in_signatures() -> None:
     pages = runpy.run_path(str(ROOT / "tools" / "api.py"))["reference"]()
     named, explained = set[str](), set[str]()
     for page in pages.values():
-        explained |= set(re.findall(r"^## (?:class )?`(?:pw\.)?(?:\w+\.)?(\w+)`$", page, re.M))
+        explained |= set(re.findall(r"^## (?:class )?`(?:\w+\.)*(\w+)`$", page, re.M))
         for block in re.findall(r"^```text\n(.*?)\n```$", page, re.M | re.S):
             named |= set(re.findall(r"\b[A-Z]\w*[a-z]\w*\b", re.sub(r"'[^']*'", "", block)))
     assert {"Data", "Weights", "LinkName"} < named

@@ -19,12 +19,12 @@ from .style import BLUE, GREEN, ORANGE, graph_objects
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-Source = Laplace | Landscape
+LandscapeSource = Laplace | Landscape
 """A posterior, or the numbers of `pw.figures.landscape`, which need no data."""
 STEEP = 20.0  # ratio of the largest to the least loss above which the colour scale is logarithmic
 
 
-def landscape_of(source: Source, data: Data | None, dimensions: int, settings: dict[str, Any]) -> Landscape:
+def landscape_of(source: LandscapeSource, data: Data | None, dimensions: int, settings: dict[str, Any]) -> Landscape:
     """The landscape behind a figure with one or two directions."""
     compute = functools.partial(landscape, dimensions=dimensions)
     losses = style.numbers_of(source, Landscape, compute, data=data, **settings)
@@ -33,7 +33,7 @@ def landscape_of(source: Source, data: Data | None, dimensions: int, settings: d
     return losses
 
 
-def landscape_1d(source: Source, data: Data | None = None, **settings: Any) -> Figure:
+def landscape_1d(source: LandscapeSource, data: Data | None = None, **settings: Any) -> Figure:
     """Draw the loss along a line through the trained weights, and `exp(-loss)` with the fitted Gaussian.
 
     Args:
@@ -166,7 +166,7 @@ def contour(losses: Landscape, view: LandscapeView, visible: bool) -> Any:
     )
 
 
-def landscape_2d(source: Source, data: Data | None = None, **settings: Any) -> Figure:
+def landscape_2d(source: LandscapeSource, data: Data | None = None, **settings: Any) -> Figure:
     """Draw contours of the loss around the trained weights, in two directions.
 
     A menu offers the loss, the accuracy, their difference (both scaled 0 to 1), the linear model's loss, and its
@@ -254,7 +254,7 @@ def surface(losses: Landscape, values: Tensor, name: str, words: str, scene: str
     )
 
 
-def landscape_3d(source: Source, data: Data | None = None, **settings: Any) -> Figure:
+def landscape_3d(source: LandscapeSource, data: Data | None = None, **settings: Any) -> Figure:
     """Draw `exp(-loss)`, likelihood times prior, as a surface beside the fitted Gaussian; readers can turn both.
 
     Args:

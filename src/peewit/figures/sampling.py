@@ -50,6 +50,7 @@ class PredictionDraws:
             `link="mc"`.
         classes: Whether predictions are probabilities.
         method: "linearised" for the linear model, "sampled" for the network itself.
+        averages: Averages (S, B, C) of the first prediction, of the first two, and so on.
 
     Example:
         >>> draws = pw.figures.prediction_draws(la, x[:4], samples=16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from .elsewhere import OPTIONS
@@ -77,6 +77,11 @@ def unknown(name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> st
     """What follows "there is no such name": where to find it, or the name that was meant, as the end of a sentence."""
     near = nearest(name, known, elsewhere=elsewhere)
     return f"; {near}" if near else ". "
+
+
+def names_for_users(value: object, engine: Collection[str]) -> list[str]:
+    """What `dir` is to show of a value: public names, without those that only the library and extensions call."""
+    return sorted(name for name in object.__dir__(value) if not name.startswith("_") and name not in engine)
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5, elsewhere: Mapping[str, str] = NOWHERE) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..messages.errors import ArgumentTypeError, PeewitError
-from ..messages.names import nearest, spelled, spelled_class
+from ..messages.names import names_for_users, nearest, spelled, spelled_class
 from ..network.nests import Data
 from ..weights.groups import Groups
 from ..weights.space import Space
@@ -20,6 +20,11 @@ from .invariance import invariant_sets
 
 Number = int | float | Tensor
 """A number, or a tensor with one or several."""
+# What the library asks of a prior: `dir` shows the rest.
+ENGINE = {
+    "group", "stretches", "refuse_unknown", "count", "names", "straddling", "bind", "least", "delta", "parts",
+    "only", "carry_over", "centre",
+}  # fmt: skip
 FLOOR = 1e-4  # a g-prior's least precision, as a share of the mean over the tensor
 
 
@@ -267,6 +272,10 @@ class Prior:
         precisions = _as_precisions(precision, "Prior.scale_invariant").reshape(-1)
         sets = invariant_sets(model, data)
         return Prior(groupings.ScaleInvariant(sets) if merge else groupings.Layerwise(sets), precisions, mean)
+
+    def __dir__(self) -> list[str]:
+        """What is for users."""
+        return names_for_users(self, ENGINE)
 
     @property
     def sets(self) -> groupings.Sets:

@@ -69,6 +69,9 @@ class Subnetwork:
         Returns:
             The choice, for `weights=` of `pw.fit`.
 
+        Raises:
+            PeewitError: By `pw.fit`, where `size` is not a whole number from 1 to the number of weights.
+
         Example:
             >>> chosen = pw.Subnetwork.largest_variance(10)
             >>> pw.fit(model, (x, y), "classification", weights=chosen, structure="diag").D
@@ -86,6 +89,9 @@ class Subnetwork:
 
         Returns:
             The choice, for `weights=` of `pw.fit`.
+
+        Raises:
+            PeewitError: By `pw.fit`, where `size` is not a whole number from 1 to the number of weights.
 
         Example:
             >>> pw.Subnetwork.largest_magnitude(10).by
