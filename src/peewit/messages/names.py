@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from .elsewhere import OPTIONS
+from .elsewhere import OPTIONS, VALUES
 from .errors import ArgumentTypeError, PeewitError
 
 NOWHERE: Mapping[str, str] = {}
@@ -37,6 +37,9 @@ OTHERS: dict[str, str | tuple[str, ...]] = {
     "bernoulli": "binary",
     "gaussian": "regression",
     "poisson": "count",
+    "reward_modeling": "preference",
+    "reward_modelling": "preference",
+    "reward": "preference",
     "softmax": "classification",
     "mse": "regression",
     "glm": "linearised",
@@ -64,6 +67,7 @@ OTHERS: dict[str, str | tuple[str, ...]] = {
     "prior": "parameters",
     "noise": "parameters",
     "temperature": "parameters",
+    "prior_precision": ("prior", "precision"),
     "backend": "curvature",
     "num_samples": "samples",
     "log_marginal_likelihood": "log_evidence",
@@ -111,7 +115,7 @@ def check_name(value: Any, known: Iterable[str], what: str) -> None:
     """Refuse what is not one of the names, and say which was meant."""
     names = tuple(known)
     if value not in names:
-        near = nearest(value, names) if isinstance(value, str) else ""
+        near = nearest(value, names, elsewhere=VALUES) if isinstance(value, str) else ""
         raise PeewitError(f"{what}={value!r} is not known; {near}Known: {', '.join(names)}.")
 
 

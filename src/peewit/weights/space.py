@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
+from ..messages.elsewhere import VALUES
 from ..messages.errors import PeewitError
 from ..messages.names import names_for_users
 from .ranges import WeightRange
@@ -176,7 +177,8 @@ def matching(model: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
         hits = {name for name in all_names if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
         if not hits:
             near = difflib.get_close_matches(pattern, [*get_args(WeightsName), *all_names], n=3, cutoff=0.3)
-            raise PeewitError(f"weights={pattern!r} fits no parameter; the nearest names are {near or all_names[:3]}.")
+            advice = VALUES.get(pattern, f"the nearest names are {near or all_names[:3]}")
+            raise PeewitError(f"weights={pattern!r} fits no parameter; {advice}.")
         names |= hits
     return tuple(name for name in all_names if name in names)
 
