@@ -6,25 +6,34 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import re
 import sys
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import peewit
+import peewit.curvature.blocks
+import peewit.curvature.contracts
+import peewit.curvature.kinds
 import peewit.data
 import peewit.figures
 import peewit.integrations.sklearn
+import peewit.likelihoods
 import peewit.metrics
+import peewit.priors.prior
+import peewit.weights.space
 from peewit.report.glossary import METHOD_TERMS, TERMS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 HEAD = """# Reference
 
 Every public name, from its own docstring. `make api` writes these pages. For symbols and shapes see
-[math.md](math.md).
+[math.md](math.md), for the names of types in signatures [types](api/types.md).
 
 Examples start from `import torch` and `import peewit as pw`, and from these values:
 
@@ -39,7 +48,7 @@ GLOSSARY = """# Glossary
 The words of these pages and of [the report](report.md), in plain English. `make api` writes this page.
 """
 GROUPS = {
-    "Fit and load": ("fit", "load", "Laplace", "products", "Products"),
+    "Fit and load": ("fit", "load", "Laplace", "Blocks", "Schema", "products", "Products"),
     "Likelihoods": (
         *("Categorical", "Bernoulli", "Gaussian", "HeteroscedasticGaussian", "Poisson"),
         *("Preference", "Pair", "Custom"),
@@ -47,9 +56,9 @@ GROUPS = {
     "Priors": ("Prior",),
     "Structures": ("Kron", "EKFAC", "Diag", "Block", "Full"),
     "Curvature": ("Auto", "GGN", "MonteCarlo", "Empirical", "Hessian"),
-    "Weights": ("Subnetwork",),
+    "Weights": ("Space", "Subnetwork"),
     "Predictions": ("Prediction", "Classes", "Binary", "Regression", "Mixture", "Outputs", "Functional", "Predictor"),
-    "Evaluate": ("evaluate", "Report", "recommend", "Recommendation", "sweep", "Sweep", "validation_nll"),
+    "Evaluate": ("evaluate", "Report", "recommend", "Recommendation", "sweep", "Sweep", "SweepPoint", "validation_nll"),
 }
 WARNINGS = ("PeewitWarning", "FitWarning", "RoundingWarning", "TuningWarning", "UnderconfidenceWarning")
 EXTRAS = {
@@ -58,9 +67,73 @@ EXTRAS = {
     peewit.integrations.sklearn: tuple(peewit.integrations.sklearn.__all__),
     peewit.data: ("fashion_mnist",),
 }
-CONSTRUCTED = ("Likelihoods", "Priors", "Structures", "Curvature", "Weights")  # by users; other values are results
-LIKELIHOOD_METHODS = {"with_noise", "natural", "moments"}  # the others are for the engine
-ENGINE = {"Subnetwork": {"scores", "choose"}, "Trace": {"of", "with_warning"}, "LinearMode": {"under"}}
+# What signatures name besides public names: aliases and classes, by the module that defines them.
+TYPES = {
+    "network.nests": ("Data", "Inputs", "InputData", "Targets", "Batch", "Array"),
+    "tracing.selection": ("Weights", "SubnetworkRule"),
+    "weights.space": ("WeightsName",),
+    "likelihoods": ("LikelihoodName", "Form"),
+    "likelihoods.heteroscedastic": ("Parameters",),
+    "curvature.structures": ("StructureName",),
+    "curvature.contracts": ("Curvature",),
+    "curvature.kinds": ("CurvatureName", "OutputView"),
+    "curvature.stream": ("Source",),
+    "priors.groupings": ("Grouping",),
+    "priors.prior": ("Number",),
+    "runtime.arithmetic": ("ArithmeticName",),
+    "runtime.random": ("Hashed",),
+    "posterior.linear_mode": ("At",),
+    "posterior.trace": ("TuneMethod",),
+    "tuning.options": ("TuneParameter", "Grid"),
+    "predictions.options": ("PredictMethod",),
+    "predictions.prediction": ("LinkName",),
+    "evaluation.call": ("UnknownInputs",),
+    "evaluation.variations": ("Shifts", "Attacks", "ByName", "ShiftName", "AttackName", "Levels", "Change"),
+    "evaluation.subject": ("Baselines", "Baseline"),
+    "evaluation.sweeps": ("SearchMethod",),
+    "metrics.catalogue": ("MetricName",),
+    "metrics.results": ("Results", "VariationKind"),
+    "figures.landscapes": ("LandscapeSource",),
+    "figures.prediction": ("Band", "Map"),
+    "figures.summary": ("Summary",),
+    "figures.unknown": ("ScoreName",),
+    "figures.ways": ("DirectionName",),
+    "integrations.sklearn.base": ("Numbers",),
+    "integrations.sklearn.training": ("Factory",),
+}
+TYPES_HEAD = """# Types
+
+What signatures name besides public names. They need no import: give a value that fits. `Literal` lists the texts that
+an option takes.
+"""
+# By users; other values are results.
+CONSTRUCTED = {name for group in ("Likelihoods", "Priors", "Structures", "Curvature") for name in GROUPS[group]} | {
+    "Subnetwork"
+}
+# Classes that extensions derive from, with the place that they are imported from.
+CONTRACTS = {
+    peewit.likelihoods: ("Likelihood", "WithNoise"),
+    peewit.curvature.contracts: ("Structure",),
+    peewit.curvature.kinds: ("CurvatureKind",),
+}
+CONTRACTS_HEAD = """# Contracts
+
+What a new likelihood, structure or curvature derives from, and what it overrides. `CONTRIBUTING.md` has the steps.
+"""
+SHARED = {"Likelihoods": {"with_noise", "natural", "moments"}, "Structures": set(), "Curvature": set()}  # others: there
+# Methods that the library calls.
+ENGINE = {
+    "Blocks": peewit.curvature.blocks.ENGINE,
+    "LinearMode": {"under"},
+    "Prior": peewit.priors.prior.ENGINE,
+    "Schema": {"of_frames", "in_order"},
+    "Space": peewit.weights.space.ENGINE,
+    "Structure": {"groups"},
+    "Subnetwork": {"scores", "choose"},
+    "Trace": {"of", "with_warning"},
+    "Likelihood": {"bind", "labelled", "scalars", "decisions", "beside_constant"},
+    "WithNoise": {"same_ratios"},
+}
 HEADING = re.compile(r"^(Args|Attributes|Returns|Raises|Warns|Example):$")
 WORDS = {"Args": "Arguments", "Attributes": "Fields"}
 WIDE = 100  # characters of a signature that stays on one line
@@ -79,7 +152,7 @@ def signature(thing: Any, name: str, wrapped: bool = False) -> str:
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
         text = stars.get(parameter.kind, "") + parameter.name
         if parameter.annotation is not parameter.empty:
-            text += f": {parameter.annotation}"
+            text += f": {getattr(parameter.annotation, '__forward_arg__', parameter.annotation)}"
         if parameter.default is not parameter.empty:
             default = repr(parameter.default)
             text += f" = {default if ' at 0x' not in default and '<' not in default else '...'}"
@@ -135,12 +208,15 @@ def entries(content: str) -> list[tuple[str, str]]:
 def members(cls: type, name: str) -> tuple[list[str], list[str]]:
     """Public methods and properties in the order of the source: lines of a list, and sections for the longer ones."""
     lines, long = [], []
+    shared = next((methods for group, methods in SHARED.items() if name in GROUPS[group]), None)
     attributes = inspect.cleandoc("\n".join(["", *sections(docstring(cls)).get("Attributes", [])]))
     listed = {attribute for attribute, _ in entries(attributes)}
     for member, value in vars(cls).items():
         plain = value.__func__ if isinstance(value, staticmethod | classmethod) else value
         text = docstring(value)
         if member.startswith("_") or not text or member in listed or member in ENGINE.get(name, ()):
+            continue
+        if shared is not None and member not in shared:
             continue
         if isinstance(value, property) or type(value).__name__ == "cached_property":
             lines.append(f"- `.{member}`: {text.splitlines()[0]}")
@@ -153,8 +229,8 @@ def members(cls: type, name: str) -> tuple[list[str], list[str]]:
 
 
 def title(name: str, module: ModuleType) -> str:
-    """The name as users write it."""
-    return f"{place(module).replace('peewit', 'pw', 1)}.{name}"
+    """The name as users write it, or where to import it from."""
+    return f"{place(module) if module in CONTRACTS else place(module).replace('peewit', 'pw', 1)}.{name}"
 
 
 def place(module: ModuleType) -> str:
@@ -167,15 +243,13 @@ def entry(name: str, module: ModuleType = peewit) -> str:
     thing = getattr(module, name)
     parts = [f"## {'class ' if inspect.isclass(thing) else ''}`{title(name, module)}`"]
     # Users do not construct results, so these need no signature.
-    constructed = module is peewit and any(name in GROUPS[group] for group in CONSTRUCTED)
+    constructed = module is peewit and name in CONSTRUCTED
     constructed |= hasattr(thing, "get_params")  # an estimator
     if inspect.isfunction(thing) or constructed:
         parts.append(f"```text\n{signature(thing, name, wrapped=True)}\n```")
     parts.append(markdown(docstring(thing)))
     if inspect.isclass(thing):
-        engine = any(name in GROUPS[group] for group in ("Likelihoods", "Priors", "Structures", "Curvature"))
         lines, long = members(thing, name)
-        lines = [line for line in lines if not engine or any(f".{method}(" in line for method in LIKELIHOOD_METHODS)]
         parts += ["\n".join(["**Methods and properties**", "", *lines]) if lines else "", *long]
     return "\n\n".join(part for part in parts if part)
 
@@ -199,6 +273,28 @@ def file_name(heading: str) -> str:
     return heading.lower().replace("pw.", "").partition(" ")[0] + ".md"
 
 
+def types() -> str:
+    """The page of what signatures name, in the order of the alphabet: aliases as the source has them."""
+    found = {name: described(module, name) for module, names in TYPES.items() for name in names}
+    return "\n\n".join([TYPES_HEAD.strip(), *(found[name] for name in sorted(found))]) + "\n"
+
+
+def described(module: str, name: str) -> str:
+    """The section of an alias, from the assignment and the text below it; or of a class, from its docstring."""
+    thing = getattr(import_module(f"peewit.{module}"), name)
+    if inspect.isclass(thing):
+        return f"## class `{name}`\n\n{markdown(docstring(thing))}"
+    body = ast.parse(inspect.getsource(import_module(f"peewit.{module}"))).body
+    for statement, below in pairwise(body):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
+        if isinstance(target, ast.Name) and target.id == name:
+            text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
+            if not text:
+                raise ValueError(f"{name} in peewit.{module} has no text in the line below it.")
+            return f"## `{name}`\n\n```text\n{name} = {ast.unparse(statement.value)}\n```\n\n{inspect.cleandoc(text)}"
+    raise ValueError(f"peewit.{module} assigns nothing to {name}.")
+
+
 def reference() -> dict[str, str]:
     """All pages of the reference by their path in docs/."""
     public = [name for name in peewit.__all__ if not isinstance(getattr(peewit, name), ModuleType | str)]
@@ -211,6 +307,9 @@ def reference() -> dict[str, str]:
         heading = place(module).replace("peewit", "pw", 1)
         text = [f"# `{heading}`", docstring(module), WHERE, *(entry(name, module) for name in names)]
         pages[f"api/{file_name(heading)}"] = text
+    contracts = (entry(name, module) for module, names in CONTRACTS.items() for name in names)
+    pages["api/contracts.md"] = [CONTRACTS_HEAD, WHERE, *contracts]
+    pages["api/types.md"] = [types()]
     written = {file: "\n\n".join(part.strip() for part in parts) + "\n" for file, parts in pages.items()}
     return {"api.md": f"{HEAD}\n" + "\n".join(contents(file, text) for file, text in written.items()) + "\n", **written}
 

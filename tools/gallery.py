@@ -18,7 +18,6 @@ from typing import Any
 
 import kaleido
 from PIL import Image
-
 from playwright.sync_api import sync_playwright
 
 from peewit import demo

@@ -7,6 +7,7 @@ from .runtime.version import __version__
 
 if TYPE_CHECKING:
     from . import data, figures, metrics
+    from .curvature.blocks import Blocks
     from .curvature.kinds import GGN, Auto, Empirical, Hessian, MonteCarlo
     from .curvature.products import Products
     from .curvature.structures import EKFAC, Block, Diag, Full, Kron
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from .diagnostics.findings import Finding
     from .evaluation.call import evaluate
     from .evaluation.report import Report
-    from .evaluation.sweeps import Sweep, sweep
+    from .evaluation.sweeps import Sweep, SweepPoint, sweep
     from .fitting import fit, products
     from .integrations import sklearn
     from .laplace import Laplace, load, validation_nll
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .posterior.coverage import Coverage
     from .posterior.evidence import Evidence
     from .posterior.linear_mode import LinearMode
+    from .posterior.schema import Schema
     from .posterior.trace import Trace
     from .predictions.bare_outputs import Outputs
     from .predictions.binary import Binary
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from .recommendation.result import Recommendation
     from .serving.predictor import Predictor
     from .tracing.selection import Subnetwork
+    from .weights.space import Space
 
 __all__ = [
     "EKFAC",
@@ -53,6 +56,7 @@ __all__ = [
     "Bernoulli",
     "Binary",
     "Block",
+    "Blocks",
     "Categorical",
     "Classes",
     "Coverage",
@@ -90,8 +94,11 @@ __all__ = [
     "Regression",
     "Report",
     "RoundingWarning",
+    "Schema",
+    "Space",
     "Subnetwork",
     "Sweep",
+    "SweepPoint",
     "Trace",
     "TuningWarning",
     "UnderconfidenceWarning",
@@ -111,12 +118,13 @@ __all__ = [
 
 # Where each name comes from: it is loaded when it is asked for, so that `peewit --help` need not wait for torch.
 SOURCES = {
+    "curvature.blocks": ("Blocks",),
     "curvature.kinds": ("GGN", "Auto", "Empirical", "Hessian", "MonteCarlo"),
     "curvature.products": ("Products",),
     "curvature.structures": ("EKFAC", "Block", "Diag", "Full", "Kron"),
     "diagnostics.diagnosis": ("Diagnosis",),
     "diagnostics.findings": ("Finding",),
-    "evaluation": ("Report", "Sweep", "evaluate", "sweep"),
+    "evaluation": ("Report", "Sweep", "SweepPoint", "evaluate", "sweep"),
     "fitting": ("fit", "products"),
     "laplace": ("Laplace", "load", "validation_nll"),
     "likelihoods": (
@@ -140,6 +148,7 @@ SOURCES = {
     "posterior.coverage": ("Coverage",),
     "posterior.evidence": ("Evidence",),
     "posterior.linear_mode": ("LinearMode",),
+    "posterior.schema": ("Schema",),
     "posterior.trace": ("Trace",),
     "predictions.bare_outputs": ("Outputs",),
     "predictions.binary": ("Binary",),
@@ -152,6 +161,7 @@ SOURCES = {
     "recommendation": ("Recommendation", "recommend"),
     "serving.predictor": ("Predictor",),
     "tracing.selection": ("Subnetwork",),
+    "weights.space": ("Space",),
 }
 
 if not TYPE_CHECKING:  # else a type checker would take any name for one of ours

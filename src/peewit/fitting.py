@@ -73,7 +73,7 @@ def fit(
             Numbers get the dtype of the network where it does not take them as they are, and targets of a network
             with one output may be (N,) or (N, 1).
         likelihood: How targets are distributed given the outputs: "classification", "binary", "regression",
-            "heteroscedastic" or "count", or a value such as `pw.Gaussian(0.1)`.
+            "heteroscedastic", "count" or "preference", or a value such as `pw.Gaussian(0.1)`.
         weights: The uncertain weights; all others stay fixed. "all" (the trainable ones), "last_layer", "lora", names
             or patterns of parameters, a mask (a tensor, or a mapping from names to tensors), or a `pw.Subnetwork`.
         structure: How curvature is stored: "kron", "ekfac", "diag", "block" or "full", or a value such as `pw.Kron()`.

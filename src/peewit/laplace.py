@@ -24,7 +24,7 @@ from .network.arrays import ready
 from .network.batches import Batches, input_batches, is_loader, without_labels
 from .network.isolation import entry_point, unaffected
 from .network.modules import unwrap
-from .network.nests import Data, Inputs, join
+from .network.nests import Array, Data, InputData, Inputs, join
 from .network.values import own_copy
 from .posterior.coverage import Coverage, coverage_of
 from .posterior.evidence import Evidence
@@ -33,15 +33,14 @@ from .posterior.network import network_of
 from .posterior.resolution import warn_of_rounding
 from .posterior.schema import Schema
 from .posterior.state import PosteriorState
-from .posterior.trace import Trace
+from .posterior.trace import Trace, TuneMethod
 from .posterior.update import in_arithmetic, move, update
 from .predictions.classes import Classes
 from .predictions.covariance import Functional
-from .predictions.families import LinkName
 from .predictions.functional import functional, functional_batches, functional_samples
 from .predictions.options import PredictMethod, PredictOptions
 from .predictions.predict import predict, predict_batches
-from .predictions.prediction import Prediction
+from .predictions.prediction import LinkName, Prediction
 from .predictions.regression import Regression
 from .priors.prior import Number, Prior
 from .runtime.arithmetic import ArithmeticName
@@ -72,16 +71,16 @@ class Laplace:
         prior: The prior of the weights.
         temperature: What log-likelihood and curvature are divided by.
         weights: Trained values (D,) of the uncertain weights, the mean of the posterior, in the order of `space`.
-        space: Which weights are uncertain, and in which order they stand in vectors (D,).
+        space: Which weights are uncertain, and in which order they stand in vectors (D,), a `pw.Space`.
         D: Number of uncertain weights.
         N: Number of examples seen.
-        precision: The posterior precision at this prior and noise, as an operator on vectors (..., D):
+        precision: The posterior precision at this prior and noise, a `pw.Blocks` that acts on vectors (..., D):
             `precision.solve(v)` is the covariance times v, and `precision.variance()` the variances (D,).
         arithmetic: How products are rounded.
         timings: Seconds that measuring and decomposing the curvature took.
         trace: How `tune` came to this very posterior; None for any other, such as what `with_prior` makes of it.
-        schema: Names of columns, where a data frame was fitted, and those of classes, where the command line fitted a
-            table, with the `scaling` of its columns after `--standardise`; None elsewhere.
+        schema: A `pw.Schema`: names of columns, where a data frame was fitted, and those of classes, where the command
+            line fitted a table, with the `scaling` of its columns after `--standardise`; None elsewhere.
         linear_mode: The mode of the linear model, where evidence is then taken; None where it was not looked for.
 
     Example:
@@ -159,7 +158,7 @@ class Laplace:
         return self.state.precision
 
     @property
-    def arithmetic(self) -> str:
+    def arithmetic(self) -> ArithmeticName:
         """How products are rounded."""
         return self.state.arithmetic
 
@@ -350,7 +349,7 @@ class Laplace:
     @entry_point
     def tune(
         self,
-        method: tuning.TuneMethod | None = None,
+        method: TuneMethod | None = None,
         *,
         parameters: Sequence[tuning.TuneParameter] | None = None,
         train: Data | None = None,
@@ -460,7 +459,7 @@ class Laplace:
     @entry_point
     def functional(
         self,
-        x: Inputs,
+        x: InputData,
         *,
         joint: bool = False,
         variance_only: bool = False,
@@ -521,7 +520,7 @@ class Laplace:
     @entry_point
     def functional_samples(
         self,
-        x: Inputs,
+        x: InputData,
         samples: int,
         generator: torch.Generator | None = None,
         *,
@@ -532,7 +531,7 @@ class Laplace:
         """Draw outputs of the linearised network, at n draws of the weights; each draw is the same at all inputs.
 
         Args:
-            x: Inputs of the network, B of them.
+            x: Inputs of the network, B of them, or a DataLoader, as in `predict`.
             samples: Number of draws.
             generator: Source of random numbers. None for torch's global generator.
             at: "trained_weights" for draws around the trained weights, or "linear_mode" for draws around the mode of
@@ -561,7 +560,7 @@ class Laplace:
     @entry_point
     def predict(
         self,
-        x: Inputs | None = None,
+        x: InputData | None = None,
         *,
         method: PredictMethod = "linearised",
         link: LinkName | None = None,
@@ -572,7 +571,7 @@ class Laplace:
         create_graph: bool = False,
         at: At = "trained_weights",
         progress: bool = False,
-        **inputs: Tensor,
+        **inputs: Tensor | Array | list[Any],
     ) -> Prediction:
         """Predict the labels at x: probabilities, or a mean and its variance, with the uncertainty in parts.
 
@@ -646,7 +645,7 @@ class Laplace:
         joint: bool = False,
         memory: float | None = None,
         at: At = "trained_weights",
-        **inputs: Tensor,
+        **inputs: Tensor | Array | list[Any],
     ) -> Predictor:
         """Prepare predictions for one kind of input and one way to predict: each then takes less time.
 

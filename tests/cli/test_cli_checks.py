@@ -126,7 +126,7 @@ def test_random_weights_are_refused(place: str, capsys: pytest.CaptureFixture[st
         assert Path("made.safetensors").is_file() != random
         Path("made.safetensors").unlink(missing_ok=True)
         if random:
-            assert "--weights FILE" in told and "no command can use the posterior" in told
+            assert "--checkpoint FILE" in told and "no command can use the posterior" in told
             assert run(f"{common} --anyway", place) == 0
             assert "problem, weights: No weights were given" in capsys.readouterr().out
             Path("made.safetensors").unlink()

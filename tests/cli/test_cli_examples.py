@@ -30,7 +30,7 @@ def lenet():
 def mlp():
     return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
 """
-RUN = 'model = "networks:lenet"\nweights = "lenet.safetensors"\nlikelihood = "classification"\ntrain = "train.npz"\n'
+RUN = 'model = "networks:lenet"\ncheckpoint = "lenet.safetensors"\nlikelihood = "classification"\ntrain = "train.npz"\n'
 HOUSES = "-m networks:mlp -w mlp.safetensors"
 LINES = [
     line.strip()

@@ -33,7 +33,7 @@ def test_settings_come_from_the_file_then_from_set_then_from_options(place: str)
         ("--set fit.prior=3", {"prior": 3.0}),
         ("--set fit.prior=3 --prior 7", {"prior": 7.0}),
         ("--set fit.weights=last_layer", {"weights": "last_layer"}),
-        ("--set arguments.width=8 --select 2", {"weights": "2"}),
+        ("--set arguments.width=8 --weights 2", {"weights": "2"}),
     ):
         expected = pw.fit(classifier(), data(), "classification", structure="diag", **options)
         assert run(f"fit -c run.toml {extra} -o made.safetensors -q", place) == 0

@@ -106,7 +106,7 @@ def test_predictions_are_in_the_units_of_the_targets(place: str, capsys: pytest.
     assert [float(row["deviation"]) for row in rows] == pytest.approx(deviations, rel=1e-3)
 
 
-@pytest.mark.parametrize("extra", ["", "--set fit.weights=last_layer", "--select 2", "--set fit.weights=['2']"])
+@pytest.mark.parametrize("extra", ["", "--set fit.weights=last_layer", "--weights 2", "--set fit.weights=['2']"])
 def test_every_command_uses_the_scaling(extra: str, place: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Tuned, measured and diagnosed; NLL and RMSE are those of the targets' units."""
     table = written()

@@ -107,6 +107,25 @@ def test_a_file_that_fit_tuned_knows_it(place: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.filterwarnings("ignore::peewit.TuningWarning")  # the training data are the validation data here
+def test_tune_changes_the_parameters_that_are_named(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names with commas between them, as a list in settings."""
+    torch.save(classifier().state_dict(), "net.pt")
+    common = "-m NET:classifier -w net.pt"
+    assert run(f"fit {common} -l classification --train train.npz -o a.safetensors -q", place) == 0
+    tune = f"tune {common} -p a.safetensors --validation train.npz -q"
+    for extra, changed in (
+        ("--parameters temperature", (False, True)),
+        ("--parameters prior,temperature", (True, True)),
+        ("--set tune.parameters=['prior']", (True, False)),
+    ):
+        assert run(f"{tune} {extra} -o b.safetensors", place) == 0
+        tuned = pw.load("b.safetensors", classifier())
+        assert (float(tuned.prior.precision) != 1.0, tuned.temperature != 1.0) == changed
+    capsys.readouterr()
+    assert run(f"{tune} --parameters tempreature", place) == 2
+    assert "did you mean 'temperature'" in capsys.readouterr().err
+
+
 def test_tune_keeps_the_linear_mode_of_a_posterior(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the training data are given; else both ways are named."""
     net = "-m NET:regressor"

@@ -126,6 +126,19 @@ def hundred() -> tuple[pw.Laplace, tuple[Tensor, Tensor]]:
     return pw.fit(nn.Linear(2, 100).double().to(DEVICE), (x, y), "classification", structure="diag"), (x, y)
 
 
+def test_draws_take_arrays() -> None:
+    """As predictions do, in the network's dtype; without inputs there is nothing to draw."""
+    line = nn.Linear(1, 1, device=DEVICE)
+    x = torch.linspace(-1, 1, 8)[:, None]
+    la = pw.fit(line, (x, x.sin()), "regression")
+    wanted = figures.prediction_draws(la, x, samples=3).predictions
+    assert torch.allclose(figures.prediction_draws(la, x.double().numpy(), samples=3).predictions, wanted)
+    assert len(figures.monte_carlo(la, x.tolist(), samples=3).data) > 0
+    for empty in (None, x[:0].numpy()):
+        with pytest.raises(PeewitError, match="x holds no inputs"):
+            figures.monte_carlo(la, empty, samples=3)
+
+
 def test_many_classes_leave_room_for_the_figure() -> None:
     la, data = hundred()
     figure = figures.decision_map(la, data, points=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -13,7 +14,8 @@ import torch
 from torch import nn
 
 import peewit as pw
-from peewit.messages.elsewhere import OPTIONS, PACKAGE, POSTERIOR
+from peewit.messages.elsewhere import OPTIONS, PACKAGE, POSTERIOR, VALUES
+from peewit.messages.names import OTHERS
 
 X, Y = torch.randn(8, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0] * 2)
 
@@ -25,7 +27,9 @@ def la() -> pw.Laplace:
     return pw.fit(nn.Linear(2, 3), (X, Y), "classification")
 
 
-@pytest.mark.parametrize("sentence", sorted({*POSTERIOR.values(), *OPTIONS.values(), *PACKAGE.values()}))
+@pytest.mark.parametrize(
+    "sentence", sorted({*POSTERIOR.values(), *OPTIONS.values(), *PACKAGE.values(), *VALUES.values()})
+)
 def test_places_exist(sentence: str, la: pw.Laplace) -> None:
     """What a sentence sends users to is there: names of the package, of a posterior, and of what it has."""
     places = {"la": la, "pw": pw}
@@ -187,6 +191,8 @@ def test_options_of_a_fit(name: str, says: str) -> None:
         ("init_prior_prec", "use start="),
         ("link_approx", "as predict={...}"),
         ("log_prior_prec_min", "limits=(smallest, largest)"),
+        ("loss", "use pw.sweep(la, validation, metric=...)"),
+        ("lr", "no method= of tuning has a learning rate"),
     ],
 )
 def test_options_of_tuning(name: str, says: str, la: pw.Laplace) -> None:
@@ -215,7 +221,9 @@ def test_what_a_call_needs(la: pw.Laplace) -> None:
         ({"method": "nn"}, "did you mean 'sampled'?"),
         ({"method": "glm"}, "did you mean 'linearised'?"),
         ({"link": "bridge_norm"}, "did you mean 'bridge_normalised'?"),
+        ({"method": "gp"}, "no posterior over functions; la.functional(x, joint=True)"),
         ({"diagonal_output": True}, "la.functional(x, variance_only=True)"),
+        ({"fitting": True}, "leave it out: predictions are the same without it"),
     ],
 )
 def test_options_of_predictions(options: dict[str, Any], says: str, la: pw.Laplace) -> None:
@@ -223,3 +231,78 @@ def test_options_of_predictions(options: dict[str, Any], says: str, la: pw.Lapla
     with pytest.raises(pw.PeewitError) as caught:
         la.predict(X, **options)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"likelihood": "reward_modeling"}, "did you mean 'preference'?"),
+        ({"structure": "lowrank"}, "no structure is of low rank; structure='kron'"),
+        ({"structure": "gp"}, "no posterior over functions"),
+        ({"weights": "subnetwork"}, "weights=pw.Subnetwork.largest_variance(100)."),
+    ],
+)
+def test_values_of_options_of_a_fit(options: dict[str, Any], says: str) -> None:
+    """Names that laplace-torch takes, and that no spelling leads to."""
+    with pytest.raises(pw.PeewitError, match=re.escape(says)):
+        pw.fit(nn.Linear(2, 3), (X, Y), **{"likelihood": "classification", **options})
+
+
+def test_draws_of_outputs_have_one_way(la: pw.Laplace) -> None:
+    """laplace-torch draws from the network itself too, and jointly or not."""
+    for option, says in (("pred_type", "use la.predict(x, method='sampled')"), ("joint", "are joint over all inputs")):
+        with pytest.raises(pw.ArgumentTypeError, match=re.escape(says)):
+            la.functional_samples(X, 3, **{option: 1})  # type: ignore[arg-type]
+
+
+# laplace-torch's calls by ours. Arguments of its other methods are tensors, which users do not have here.
+CALLS: dict[str, Callable[..., Any]] = {
+    "__init__": pw.fit,
+    "fit": pw.fit,
+    "optimize_prior_precision": pw.Laplace.tune,
+    "__call__": pw.Laplace.predict,
+    "predictive": pw.Laplace.predict,
+    "predictive_samples": pw.Laplace.functional_samples,
+    "functional_samples": pw.Laplace.functional_samples,
+    "sample": pw.Laplace.sample,
+    "log_marginal_likelihood": pw.Laplace.log_evidence,
+}
+NO_COUNTERPART = {"curvature", "laplace", "utils"}  # modules of laplace-torch
+
+
+def laplace_torch() -> Any:
+    return pytest.importorskip("laplace", reason="no laplace-torch", exc_type=ImportError)
+
+
+def leads(name: str, known: list[str], elsewhere: dict[str, str]) -> bool:
+    """Whether a name is one of ours, or a table says which one is meant; spelling alone does not count."""
+    meant = OTHERS.get(name, ())
+    return name in known or name in elsewhere or bool({*([meant] if isinstance(meant, str) else meant)} & {*known})
+
+
+@pytest.mark.parametrize("kind", ["BaseLaplace", "ParametricLaplace", "BaseFunctionalLaplace"])
+def test_every_name_of_laplace_torch_leads_somewhere(kind: str, la: pw.Laplace) -> None:
+    """Public methods and properties of its posteriors, ours or with a hint."""
+    theirs = [name for name in dir(getattr(laplace_torch(), kind)) if not name.startswith("_")]
+    assert len(theirs) > 10
+    assert [name for name in theirs if not leads(name, dir(la), POSTERIOR)] == []
+
+
+def test_every_argument_of_laplace_torch_leads_somewhere() -> None:
+    """Those of the calls that we have too."""
+    theirs = laplace_torch()
+    for call, ours in CALLS.items():
+        known = [*inspect.signature(ours).parameters]
+        for kind in (theirs.BaseLaplace, theirs.ParametricLaplace, theirs.BaseFunctionalLaplace):
+            names = inspect.signature(getattr(kind, call, ours)).parameters.keys() - {"self", "args", "kwargs"}
+            assert [name for name in names if not leads(name, known, OPTIONS)] == [], (kind.__name__, call)
+    made = inspect.signature(theirs.Laplace).parameters.keys() - {"args", "kwargs"}
+    assert [name for name in made if not leads(name, [*inspect.signature(pw.fit).parameters], OPTIONS)] == []
+
+
+def test_every_class_of_laplace_torch_leads_somewhere() -> None:
+    """What the package exports, and its interfaces to curvature."""
+    theirs = laplace_torch()
+    names = {name for place in (theirs, theirs.curvature) for name in dir(place) if not name.startswith("_")}
+    public = {name for name in names if name in vars(theirs) or name[0].isupper()}
+    assert {name for name in public if not leads(name, pw.__all__, PACKAGE)} == NO_COUNTERPART

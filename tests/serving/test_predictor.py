@@ -21,7 +21,8 @@ from likelihood_cases import CASES as LIKELIHOODS
 from likelihood_cases import LikelihoodCase
 from peewit.likelihoods import NAMES, Form
 from peewit.network.nests import take
-from peewit.predictions.families import FAMILIES, LinkName, family_of, make_prediction
+from peewit.predictions.families import FAMILIES, family_of, make_prediction
+from peewit.predictions.prediction import LinkName
 from peewit.runtime.memory import budget
 from peewit.serving.closed import DeferredOutputs
 from snapshots import same, snapshot

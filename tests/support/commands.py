@@ -118,7 +118,7 @@ def furnish(folder: Path, module: str) -> None:
     torch.save({"state_dict": classifier().state_dict(), "epoch": 3}, folder / "checkpoint.pt")
     (folder / "junk.pt").write_bytes(b"not weights")
     (folder / "run.toml").write_text(
-        f'model = "{module}:classifier"\nweights = "weights.safetensors"\nlikelihood = "classification"\n'
+        f'model = "{module}:classifier"\ncheckpoint = "weights.safetensors"\nlikelihood = "classification"\n'
         'train = "train.npz"\ntest = "train.npz"\n[fit]\nstructure = "diag"\n'
     )
 

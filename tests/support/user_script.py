@@ -8,11 +8,14 @@ lost its type.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import assert_type  # torch requires this package; Python's own function came with 3.11
 
 import peewit as pw
@@ -38,6 +41,87 @@ def trained(x: Tensor, y: Tensor) -> nn.Sequential:
     return model
 
 
+class Columns:
+    """A frame as pandas and polars have them, to a type checker: these packages are not installed everywhere."""
+
+    def __init__(self, numbers: numpy.ndarray[Any, Any]) -> None:
+        self.numbers, self.shape = numbers, numbers.shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray[Any, Any]:
+        return self.numbers
+
+
+class Examples(Dataset[tuple[Tensor, Tensor]]):
+    """A Dataset of single examples."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        return self.x[number], self.y[number]
+
+
+def batches(x: Tensor, y: Tensor) -> Iterator[dict[str, Tensor]]:
+    """Batches as those of a tokenizer."""
+    for rows in (slice(0, 30), slice(30, 60)):
+        yield {"input": x[rows], "labels": y[rows]}
+
+
+def forms_of_data() -> None:
+    """All that data and inputs can be."""
+    x, y = data(60, seed=1)
+    model = trained(x, y)
+    arrays = x.numpy(), y.numpy()
+    la = pw.fit(model, arrays, "classification")
+    for again in (
+        pw.fit(model, Examples(x, y), "classification"),
+        pw.fit(model, (Columns(x.numpy()), Columns(y.numpy())), "classification"),
+        pw.fit(model, (x.tolist(), y.tolist()), "classification"),
+        pw.fit(model, [(x[:30], y[:30]), (x[30:], y[30:])], "classification"),
+        pw.fit(model, batches(x, y), "classification"),
+        la.tune(validation=arrays),
+        la.tune(train=Examples(x, y)),
+        la.tune(train=(x.tolist(), y.tolist())),
+        la.update((Columns(x.numpy()), y)),
+    ):
+        assert_type(again, pw.Laplace)
+    for test in (arrays, Examples(x, y), (x.tolist(), y.tolist())):
+        assert_type(pw.evaluate(la, test, ood={"far": 10 * x.numpy()}, intervals=0), Report)
+    probs = la.predict(x).probs
+    for answer in (
+        la.predict(x.numpy()),
+        la.predict(Columns(x.numpy())),
+        la.predict(x.tolist()),
+        la.predict(DataLoader(Examples(x, y), batch_size=20)),
+        la.predict(Examples(x, y)),
+        la.predict([{"input": x}]),
+        la.predict(input=x.numpy()),
+        la.predictor(x[:1].numpy())(x.numpy()),
+    ):
+        assert torch.allclose(answer.probs, probs, atol=1e-5)
+    assert_type(la.functional(x.numpy()).mean, Tensor)
+    assert_type(la.functional_samples(Examples(x, y), 3), Tensor)
+
+
+def predictions_without_isinstance() -> None:
+    """What some class of predictions has can be asked of any prediction."""
+    x, y = data(60, seed=1)
+    classes = pw.fit(trained(x, y), (x, y), "classification").predict(x)
+    for each in (classes.probs, classes.argmax, classes.mode, classes.entropy, classes.epistemic, classes.aleatoric):
+        assert_type(each, Tensor)
+    assert_type(classes.log_prob(y), Tensor)
+    assert classes.interval(0.9).shape == (60, 3)
+    numbers = pw.fit(nn.Linear(2, 1), (x, x[:, :1]), "regression").predict(x, joint=True)
+    for each in (numbers.mean, numbers.std, numbers.variance, numbers.epistemic, numbers.aleatoric):
+        assert_type(each, Tensor)
+    lower, upper = numbers.interval()
+    assert bool((lower < numbers.mean).all() and (numbers.mean < upper).all())
+    assert_type(numbers.joint_log_prob(x[:, :1]), Tensor)
+
+
 def classify() -> None:
     """Fit, tune, predict, save, load, evaluate."""
     x, y = data(60, seed=1)
@@ -55,7 +139,7 @@ def classify() -> None:
     print(assert_type(la.coverage(), pw.Coverage))
 
     pred = assert_type(la.predict(x[:5], link="probit"), pw.Prediction)
-    assert isinstance(pred, pw.Classes)  # so that type checkers know what classes have
+    assert isinstance(pred, pw.Classes)  # so that type checkers know this class
     probs = assert_type(pred.probs, Tensor)
     assert_type(pred.epistemic, Tensor)
     assert_type(pred.interval(0.9), Tensor)
@@ -98,5 +182,7 @@ def regress() -> None:
 
 if __name__ == "__main__":
     classify()
+    forms_of_data()
+    predictions_without_isinstance()
     regress()
     print("peewit", assert_type(pw.__version__, str))

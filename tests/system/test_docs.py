@@ -6,6 +6,7 @@ A block that opens with ```` ```python no-run ```` is left out.
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -86,6 +87,37 @@ def test_what_a_page_prints_is_found() -> None:
     assert printed_blocks(page) == {1: "1.5 s,  N=3\n"}
     assert words_of("1.25e-3 s,  N=1,303\n") == words_of("7.5 s, N=4\n") == ["#s,N=#"]
     assert words_of("one") != words_of("two")
+
+
+# Names in signatures that the reference need not explain: Python's, torch's, numpy's and plotly's.
+ELSEWHERE = {
+    *("Any", "Callable", "False", "Iterable", "Literal", "Mapping", "None", "Path", "PathLike", "Sequence", "True"),
+    *(
+        "Dataset",
+        "Distribution",
+        "ExportedProgram",
+        "Generator",
+        "Module",
+        "Tensor",
+        "NDArray",
+        "RandomState",
+        "Figure",
+    ),
+}
+
+
+def test_the_reference_explains_the_types_in_signatures() -> None:
+    """Every name in a signature has a section, and every type of the page of types stands in a signature there."""
+    pages = runpy.run_path(str(ROOT / "tools" / "api.py"))["reference"]()
+    named, explained = set[str](), set[str]()
+    for page in pages.values():
+        explained |= set(re.findall(r"^## (?:class )?`(?:\w+\.)*(\w+)`$", page, re.M))
+        for block in re.findall(r"^```text\n(.*?)\n```$", page, re.M | re.S):
+            named |= set(re.findall(r"\b[A-Z]\w*[a-z]\w*\b", re.sub(r"'[^']*'", "", block)))
+    assert {"Data", "Weights", "LinkName"} < named
+    assert named - explained - ELSEWHERE == set()
+    types = set(re.findall(r"^## (?:class )?`(\w+)`$", pages["api/types.md"], re.M))
+    assert types - named == set()
 
 
 def test_the_reference_is_up_to_date() -> None:

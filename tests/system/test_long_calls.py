@@ -92,6 +92,54 @@ def test_loading_shows_its_progress(model: Counted, bars: list[int], tmp_path: P
     assert bars == [1, 0]
 
 
+def normed() -> nn.Sequential:
+    """A network with a set of weights whose scale does not matter."""
+    torch.manual_seed(0)
+    layers = (nn.Linear(3, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+    return nn.Sequential(*layers).double().to(DEVICE)
+
+
+def test_looking_for_invariances_shows_its_progress(bars: list[int]) -> None:
+    """Some evaluations for each weight."""
+    expected = pw.Prior.scale_invariant(normed(), (X, Y)).sets
+    assert bars == [0, 0] and expected == (("0.weight", "0.bias"),)
+    assert pw.Prior.scale_invariant(normed(), (X, Y), progress=True).sets == expected
+    assert bars[0] >= 2 and bars[1] == 0
+
+
+def test_looking_for_invariances_keeps_to_memory() -> None:
+    """With next to none the network meets the fewest examples that tell; the sets stay."""
+    model, seen = normed(), list[int]()
+    model[0].register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    for options, examples in (({}, 24), ({"memory": 1.0}, 8), ({"memory": 1e9}, 24)):
+        seen.clear()
+        assert pw.Prior.scale_invariant(model, (X, Y), **options).sets == (("0.weight", "0.bias"),)
+        assert max(seen) == examples
+    with pytest.raises(pw.PeewitError, match="memory=0 was given"):
+        pw.Prior.scale_invariant(model, (X[:4], Y[:4]), memory=0)
+
+
+@pytest.mark.parametrize("name", ["landscape_1d", "landscape_2d", "landscape_3d"])
+def test_landscapes_show_their_progress_and_keep_to_memory(name: str, model: Counted, bars: list[int]) -> None:
+    """As the numbers behind them; all examples where none are left out."""
+    pytest.importorskip("plotly")
+    draw, la = getattr(pw.figures, name), pw.fit(model, (X, Y), "classification", structure="diag")
+
+    def heights(**options: Any) -> Tensor:
+        traces = draw(la, (X, Y), points=3, **options).data
+        return torch.tensor(list(traces[0]["z" if name != "landscape_1d" else "y"]))
+
+    expected = heights()
+    assert bars == [0, 0]
+    assert torch.equal(heights(progress=True), expected) and bars[0] >= 1 and bars[1] == 0
+    model.largest = 0
+    assert torch.allclose(heights(memory=1.0), expected, rtol=1e-6)
+    assert model.largest <= 6
+    assert torch.equal(heights(examples=None), expected) and not torch.equal(heights(examples=8), expected)
+    with pytest.raises(pw.PeewitError, match="leave memory out"):
+        draw(pw.figures.landscape(la, (X, Y), points=3, dimensions=1 if name == "landscape_1d" else 2), memory=1.0)
+
+
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - {"fit", "update", "at_linear_mode"}))
 def test_memory_is_kept_to(name: str, model: Counted) -> None:
     """With next to none, the network meets few examples at a time; the numbers stay."""

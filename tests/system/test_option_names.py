@@ -23,7 +23,8 @@ from peewit.figures.unknown import SCORES, ScoreName
 from peewit.figures.ways import DirectionName
 from peewit.metrics.catalogue import METRICS, MetricName
 from peewit.metrics.results import MethodScores, Results, VariationKind
-from peewit.predictions.families import FAMILIES, LinkName
+from peewit.predictions.families import FAMILIES
+from peewit.predictions.prediction import LinkName
 from peewit.tracing.selection import SubnetworkRule, Weights
 from peewit.weights.space import WeightsName
 

@@ -29,19 +29,23 @@ import torch
 from torch import Tensor, nn
 
 import peewit as pw
+from peewit.curvature.contracts import Structure
+from peewit.curvature.kinds import CurvatureKind
+from peewit.likelihoods import Likelihood
+from peewit.likelihoods.contract import WithNoise
 
 HEADINGS = ("Args", "Attributes", "Returns", "Raises", "Warns", "Example")
 LONGEST = 120  # of a first line
+NO_EXAMPLE = "there is no Example with a line that begins with >>>"
+NO_RAISES = "it takes arguments, and there is no Raises"
 PROPERTIES = (property, functools.cached_property)
 RAISED = re.compile(r"raise (\w+Error)\(")
 ENGINE = {pw.Laplace: {"state"}}  # fields that are not for users
 
 
 PARTS = [("pw", pw), ("pw.data", pw.data), ("pw.metrics", pw.metrics), ("pw.figures", pw.figures)]
-ESTIMATORS = []
 if importlib.util.find_spec("sklearn"):  # machines with a GPU may do without
     PARTS.append(("pw.sklearn", pw.sklearn))
-    ESTIMATORS = [pw.sklearn.LaplaceClassifier, pw.sklearn.LaplaceRegressor]
 
 
 def public() -> dict[str, Any]:
@@ -55,35 +59,34 @@ def public() -> dict[str, Any]:
     return found
 
 
-PUBLIC = public()
+# What extensions derive from: the methods of their classes have these docstrings.
+CONTRACTS = {
+    "peewit.likelihoods.Likelihood": Likelihood,
+    "peewit.likelihoods.contract.WithNoise": WithNoise,
+    "peewit.curvature.contracts.Structure": Structure,
+    "peewit.curvature.kinds.CurvatureKind": CurvatureKind,
+}
+PUBLIC = public() | CONTRACTS
 DOCUMENTED = sorted(PUBLIC)
-METHODS_TOO = (
-    pw.Laplace,
-    pw.Products,
-    pw.Prediction,
-    pw.Classes,
-    pw.Binary,
-    pw.Regression,
-    pw.Mixture,
-    pw.Prior,
-    pw.Report,
-    pw.Sweep,
-    pw.Subnetwork,
-    pw.Outputs,
-    pw.Evidence,
-    pw.Diagnosis,
-    pw.Trace,
-    pw.LinearMode,
-    pw.Coverage,
-    pw.Recommendation,
-    pw.Predictor,
-    *ESTIMATORS,
-)  # classes whose methods are documented as functions are
-# Methods that the library calls.
-CALLED_BY_US = {pw.Subnetwork: {"scores", "choose"}, pw.Trace: {"of", "with_warning"}, pw.LinearMode: {"under"}}
-PRIOR_FOR_USERS = {
-    "diagonal", "g_prior", "groups", "layerwise", "scalar", "scale_invariant", "sets", "unitwise", "with_precision"
-}  # fmt: skip
+WITH_METHODS = [thing for thing in PUBLIC.values() if inspect.isclass(thing)]
+# Methods that the library calls, each with a sentence of its own.
+CALLED_BY_US = {
+    pw.Auto: {"choose"},
+    pw.Block: {"groups"},
+    pw.Blocks: {"spectra", "quad", "cross"},
+    pw.Custom: {"hessian"},
+    pw.LinearMode: {"under"},
+    pw.Prior: {
+        *("group", "stretches", "refuse_unknown", "count", "names", "straddling", "bind", "least", "delta", "parts"),
+        *("only", "carry_over", "centre"),
+    },
+    pw.Schema: {"of_frames", "in_order"},
+    pw.Space: {"describe_selection", "slice_of", "parts", "only"},
+    pw.Subnetwork: {"scores", "choose"},
+    pw.Trace: {"of", "with_warning"},
+    Likelihood: {"bind", "labelled", "scalars", "decisions", "beside_constant", "sample"},
+    WithNoise: {"same_ratios"},
+}
 
 
 def sections(thing: Any) -> dict[str, str]:
@@ -113,7 +116,10 @@ def properties(thing: Any) -> set[str]:
     """Public properties and constants of a class, which stand beside its fields."""
     members = {name: getattr(thing, name, None) for name in dir(thing)} if inspect.isclass(thing) else {}
     plain = (*PROPERTIES, str, int) if dataclasses.is_dataclass(thing) else PROPERTIES
-    return {name for name, value in members.items() if isinstance(value, plain) and not name.startswith("_")}
+    announced = set(vars(thing).get("__annotations__", {})) if thing in CONTRACTS.values() else set()
+    return announced | {
+        name for name, value in members.items() if isinstance(value, plain) and not name.startswith("_")
+    }
 
 
 def methods(thing: Any) -> dict[str, Any]:
@@ -152,8 +158,10 @@ def missing(thing: Any) -> list[str]:
     raised = set() if inspect.isclass(thing) else set(RAISED.findall(inspect.getsource(inspect.unwrap(thing))))
     for name in sorted(raised - set(re.findall(r"^    (\w+): ", made.get("Raises", ""), re.M))):
         found.append(f"{name} is raised and not under Raises")
+    if not inspect.isclass(thing) and takes and "Raises" not in made:
+        found.append(NO_RAISES)
     if ">>> " not in made.get("Example", ""):
-        found.append("there is no Example with a line that begins with >>>")
+        found.append(NO_EXAMPLE)
     return found
 
 
@@ -163,17 +171,48 @@ def test_a_public_name_is_documented(name: str) -> None:
     assert not missing(PUBLIC[name]), f"{name}: {'; '.join(missing(PUBLIC[name]))}"
 
 
-@pytest.mark.parametrize("cls", METHODS_TOO, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", WITH_METHODS, ids=lambda cls: cls.__name__)
 def test_methods_are_documented(cls: type) -> None:
-    """As functions are: every argument, what is returned, and an example; properties stand in the class's own list."""
-    listed = sections(cls).get("Attributes", "")
+    """As functions are: every argument, what is returned, and an example; properties stand in the class's own list.
+
+    Methods of a contract, and of classes that derive from it, need no example, and no errors: users do not call them.
+    """
+    listed = "".join(sections(base).get("Attributes", "") for base in cls.__mro__ if base in (cls, *CONTRACTS.values()))
+    contract = any(base in CONTRACTS.values() for base in cls.__mro__)
+    called_by_us = {name for base in cls.__mro__ for name in CALLED_BY_US.get(base, ())}
     for name, method in methods(cls).items():
-        if name in CALLED_BY_US.get(cls, ()) or (cls is pw.Prior and name not in PRIOR_FOR_USERS):
+        if name in called_by_us:
             continue
         if isinstance(method, PROPERTIES):
             assert f"    {name}: " in listed, f"{cls.__name__}.{name} is not under Attributes"
         else:
-            assert not missing(method), f"{cls.__name__}.{name}: {'; '.join(missing(method))}"
+            lacks = [each for each in missing(method) if not (contract and each in (NO_EXAMPLE, NO_RAISES))]
+            assert not lacks, f"{cls.__name__}.{name}: {'; '.join(lacks)}"
+
+
+@pytest.mark.parametrize("cls", CALLED_BY_US, ids=lambda cls: cls.__name__)
+def test_what_the_library_calls_is_there(cls: type) -> None:
+    """A method that was renamed or removed leaves the list."""
+    known = {name for each in (cls, *cls.__subclasses__()) for name in dir(each)}
+    assert known >= CALLED_BY_US[cls]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [pw.Gaussian(), pw.Categorical(), pw.HeteroscedasticGaussian(), pw.Kron(), pw.Block(), pw.Prior.layerwise()],
+    ids=lambda value: type(value).__name__,
+)
+def test_dir_shows_what_users_call(value: Any) -> None:
+    """Neither what the library alone calls, nor what extensions override; every attribute and method else."""
+    shown, cls = set(dir(value)), type(value)
+    users = {"energy", "distribution", "with_noise", "natural", "noise_precision", "noise", "factor"}
+    overridden = {
+        name for contract in CONTRACTS.values() if contract in cls.__mro__ for name in methods(contract)
+    } - users
+    hidden = overridden | {name for base in cls.__mro__ for name in CALLED_BY_US.get(base, ())}
+    assert not shown & hidden
+    assert shown >= {name for name in methods(cls) if name not in hidden}
+    assert shown >= {field.name for field in dataclasses.fields(value)}
 
 
 def trained(network: nn.Module, x: Tensor, y: Tensor, loss: nn.Module) -> nn.Module:

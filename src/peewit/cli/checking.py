@@ -137,13 +137,13 @@ def check_weights(settings: Mapping[str, Any], model: nn.Module) -> Sequence[Fin
 
     With --anyway they are a finding.
     """
-    if "weights" in settings or not is_made_anew(settings, model):
+    if "checkpoint" in settings or not is_made_anew(settings, model):
         return ()
     finding = problem(
         "weights",
         f"No weights were given, and {settings['model']} makes a network with other weights each time: this one is "
         "untrained, and no command can use the posterior of it again.",
-        "Give the trained weights, --weights FILE.",
+        "Give the trained weights, --checkpoint FILE.",
         {},
     )
     if settings.get("anyway", False):

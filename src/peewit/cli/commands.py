@@ -18,6 +18,7 @@ from .options import (
     all_or_some,
     examples,
     option,
+    words,
 )
 from .output import check_sources, check_writable, require_packages_for
 from .runs import Run, loading, reads
@@ -30,7 +31,7 @@ RECOMMEND = examples(
 )
 FIT = examples(
     "peewit fit -m networks:lenet -w lenet.safetensors -l classification --train train.npz -o posterior.safetensors",
-    "peewit fit -c run.toml --set fit.weights=last_layer --set fit.structure=full --tune",
+    "peewit fit -c run.toml --weights last_layer --structure full --tune",
     "peewit fit -m networks:mlp -w mlp.safetensors -l regression --train houses.csv --target price --standardise",
 )
 TUNE = examples(
@@ -127,7 +128,7 @@ def recommend(
         "fit.structure", str, "--structure", "-s", names=STRUCTURES,
         help=f"How curvature is kept: {', '.join(STRUCTURES)} (default: kron).",
     ),
-    option("fit.weights", str, "--select", help="Uncertain weights: all, last_layer, lora, or a module's name."),
+    option("fit.weights", str, help="Uncertain weights: all, last_layer, lora, or a module's name."),
     option(
         "fit.curvature", str, names=CURVATURES, help=f"Which curvature: {', '.join(CURVATURES)} (default: auto)."
     ),
@@ -155,6 +156,10 @@ def fit(
         "tune.method", str,
         help="evidence, fixed_point, training, validation or grid (default: validation with --validation, training "
         "with --train, else evidence).",
+    ),
+    option(
+        "tune.parameters", str, metavar="A,B,...", convert=words,
+        help="What to tune: some of prior, noise and temperature (default: prior, and noise where there is one).",
     ),
     option(
         "tune.at", str,

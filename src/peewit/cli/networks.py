@@ -72,13 +72,13 @@ def network(settings: Mapping[str, Any]) -> nn.Module:
         raise Problem(
             f"--model {text} is a file. Exported networks (TorchScript, torch.export, ONNX) are not read, since their "
             f"layers cannot be told apart; give the function that makes the network, {FORM}, and its weights "
-            "with --weights."
+            "with --checkpoint."
         )
     model = call_named(text, "--model", settings.get("arguments"))
     if not isinstance(model, nn.Module):
         raise Problem(f"--model {text} returned a {type(model).__name__}; expected a torch.nn.Module.")
-    if "weights" in settings:
-        load_weights(model, Path(settings["weights"]))
+    if "checkpoint" in settings:
+        load_weights(model, Path(settings["checkpoint"]))
     return model.to(device(settings))
 
 
@@ -204,6 +204,6 @@ def posterior(settings: Mapping[str, Any]) -> Laplace:
     try:
         return pw.load(path, network(settings), family)
     except pw.MismatchError as error:
-        if "weights" in settings:
+        if "checkpoint" in settings:
             raise
-        raise Problem(f"{error} No weights were given; --weights FILE loads them.") from error
+        raise Problem(f"{error} No trained weights were given; --checkpoint FILE loads them.") from error

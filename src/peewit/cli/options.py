@@ -96,8 +96,8 @@ SHARED = {
             panel=RUN,
         ),
         option(
-            "weights", Path, "--weights", "-w", help="Trained weights: .safetensors or a state dict.", panel=RUN,
-            convert=path_text,
+            "checkpoint", Path, "--checkpoint", "-w", metavar="FILE", panel=RUN, convert=path_text,
+            help="Trained weights: .safetensors or a state dict.",
         ),
         option(
             "likelihood", str, "--likelihood", "-l", help=f"What the outputs mean: {', '.join(LIKELIHOODS)}.",
@@ -111,7 +111,7 @@ SHARED = {
             panel=RUN, convert=pairs,
         ),
         option(
-            "ensemble", list[Path], metavar="WEIGHTS", panel=RUN, convert=path_texts,
+            "ensemble", list[Path], metavar="FILE", panel=RUN, convert=path_texts,
             help="Weights of the same network trained apart, to compare with a deep ensemble; repeat for more.",
         ),
         option(
@@ -141,7 +141,7 @@ SHARED = {
         option("device", str, "--device", "-d", help="cpu, cuda, ... (default: cpu).", panel=RUN),
     )
 }  # fmt: skip
-NETWORK_AND_DATA = ("model", "weights", "inputs", "target", "classes", "header", "size", "device")  # of every run
+NETWORK_AND_DATA = ("model", "checkpoint", "inputs", "target", "classes", "header", "size", "device")  # of every run
 
 Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="TOML file with settings of the run.", rich_help_panel=RUN)

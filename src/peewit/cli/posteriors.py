@@ -15,7 +15,7 @@ import peewit as pw
 from .. import likelihoods
 from ..laplace import Laplace
 from ..posterior.schema import Schema
-from ..tuning.options import TuneMethod
+from ..posterior.trace import TuneMethod
 from .checking import NetworkCheck, check_network, check_weights, refuse_misfit
 from .datasets import Wanted, load
 from .networks import generator, is_classification, network, posterior

@@ -81,10 +81,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def refuse_unknown(words: Sequence[str]) -> None:
-    """Name the nearest command where an unknown one was given."""
+    """Name the nearest command where an unknown one was given, and the options that have other names."""
     known = [command.__name__ for command, _ in commands.ALL]
     if words and not words[0].startswith("-") and words[0] not in known:
         raise Problem(f"{words[0]!r} is not a command; {nearest(words[0], known)}Known: {', '.join(known)}.")
+    for word in words:
+        option = word.partition("=")[0]
+        if option == "--select":
+            raise Problem("--select is now --weights: all, last_layer, lora, or a module's name.")
+        if option == "--weights" and words[0] != "fit":
+            raise Problem(
+                "--weights chooses the uncertain weights, which `peewit fit` alone takes; the file of trained weights "
+                "is --checkpoint FILE, or -w FILE."
+            )
 
 
 def is_refusal(error: Exception) -> bool:

@@ -23,7 +23,7 @@ NUMBER = (int, float)
 KNOWN: dict[str, tuple[Any, ...]] = {
     "model": (str,),
     "arguments": (dict,),
-    "weights": (str,),
+    "checkpoint": (str,),
     "posterior": (str,),
     "likelihood": (str,),
     "noise": NUMBER,
@@ -76,8 +76,9 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "landscape.examples": (int,),
     "landscape.memory": NUMBER,
 }
+WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 TABLES = ("fit", "tune", "predict", "evaluate", "recommend", "landscape")
-PATHS = ("weights", "posterior", "train", "validation", "test")
+PATHS = ("checkpoint", "posterior", "train", "validation", "test")
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -138,6 +139,11 @@ def flat(content: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def check(name: str, value: Any, where: str) -> None:
     """Refuse a setting that nobody reads, or one of another type."""
+    if name == "weights":
+        raise Problem(
+            f"{where}: there is no setting 'weights' outside of a table; the file of trained weights is checkpoint = "
+            f"{json.dumps(str(value))}, and the uncertain weights are fit.weights."
+        )
     if name not in KNOWN:
         raise Problem(f"{where}: there is no setting {name!r}; {nearest(name, KNOWN)}Known: {', '.join(KNOWN)}.")
     kinds = KNOWN[name]
@@ -183,7 +189,18 @@ def gather_settings(config: Path | None, assignments: Sequence[str], options: Ma
     for name, value in added:
         both = isinstance(settings.get(name), dict) and isinstance(value, dict)
         settings[name] = {**settings[name], **value} if both else value
+    refuse_file(settings.get("fit.weights"))
     return settings
+
+
+def refuse_file(weights: Any) -> None:
+    """Refuse a file of trained weights where the uncertain ones are chosen."""
+    if isinstance(weights, str) and (Path(weights).is_file() or Path(weights).suffix in WEIGHT_FILES):
+        raise Problem(
+            f"--weights {weights} is a file; the file of trained weights is --checkpoint {weights}, or -w {weights}. "
+            "--weights (fit.weights in settings) chooses the uncertain weights: all, last_layer, lora, or a module's "
+            "name."
+        )
 
 
 def section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:

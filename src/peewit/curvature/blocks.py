@@ -15,10 +15,13 @@ from ..jacobians.layout import Layout, join, part_ways, rotate
 from ..jacobians.output_layer import OutputLayerJacobian, OutputSpectrum, Piece
 from ..jacobians.stacked import Jacobian, Stacked
 from ..messages.errors import PeewitError
+from ..messages.names import names_for_users
 from ..network.isolation import unaffected
 from ..weights.ranges import WeightRange
 from .contracts import Precision
 from .operators import DiagonalOperator, RotatedOperator
+
+ENGINE = {"spectra", "quad", "cross"}  # what predictions ask: `dir` shows the rest
 
 
 class DiagonalForm(NamedTuple):
@@ -116,10 +119,27 @@ def share(
 
 @dataclass(frozen=True)
 class Blocks:
-    """Operators side by side on a vector of D weights."""
+    """A symmetric positive matrix P over D weights, as operators on vectors; it is never built.
+
+    `la.precision` is one: the precision of the posterior, whose inverse is the covariance of the weights. Vectors have
+    the order of `la.space`, and any leading axes.
+
+    Attributes:
+        size: Number D of weights.
+        blocks: The operators, and the weights that each acts on.
+
+    Example:
+        >>> v = torch.ones(la.D)
+        >>> torch.allclose(la.precision.solve(la.precision.mv(v)), v, atol=1e-4)
+        True
+    """
 
     blocks: Sequence[OperatorBlock]
     size: int
+
+    def __dir__(self) -> list[str]:
+        """What is for users."""
+        return names_for_users(self, ENGINE)
 
     def _map(self, method: str, v: Tensor) -> Tensor:
         if v.shape[-1] != self.size:
@@ -132,27 +152,87 @@ class Blocks:
 
     @unaffected
     def mv(self, v: Tensor) -> Tensor:
-        """P v."""
+        """Multiply vectors by the matrix: `P v`.
+
+        Args:
+            v: Vectors (..., D).
+
+        Returns:
+            Vectors (..., D).
+
+        Raises:
+            PeewitError: The last axis is not D long.
+
+        Example:
+            >>> la.precision.mv(torch.ones(4, la.D)).shape
+            torch.Size([4, 51])
+        """
         return self._map("mv", v)
 
     @unaffected
     def solve(self, v: Tensor) -> Tensor:
-        """P^-1 v."""
+        """Multiply vectors by the inverse: `P^-1 v`, the covariance times v.
+
+        Args:
+            v: Vectors (..., D).
+
+        Returns:
+            Vectors (..., D).
+
+        Raises:
+            PeewitError: The last axis is not D long.
+
+        Example:
+            >>> first = torch.eye(la.D)[0]
+            >>> torch.allclose(la.precision.solve(first)[0], la.precision.variance()[0])
+            True
+        """
         return self._map("solve", v)
 
     @unaffected
     def root(self, eps: Tensor) -> Tensor:
-        """R eps with R R^T = P^-1."""
+        """Turn standard normal numbers into draws with covariance `P^-1`: `R eps` with `R R^T = P^-1`.
+
+        Args:
+            eps: Standard normal vectors (..., D).
+
+        Returns:
+            Vectors (..., D): deviations of the weights from their mean.
+
+        Raises:
+            PeewitError: The last axis is not D long.
+
+        Example:
+            >>> weights = la.weights + la.precision.root(torch.randn(10, la.D))
+            >>> weights.shape
+            torch.Size([10, 51])
+        """
         return self._map("root", eps)
 
     @unaffected
     def logdet(self) -> Tensor:
-        """Log |P|."""
+        """Compute the logarithm of the determinant of the matrix.
+
+        Returns:
+            A number ().
+
+        Example:
+            >>> la.precision.logdet().shape
+            torch.Size([])
+        """
         return torch.stack([block.operator.logdet() for block in self.blocks]).sum()
 
     @unaffected
     def variance(self) -> Tensor:
-        """(D,): the diagonal of P^-1."""
+        """Compute the diagonal of the inverse: the variance of each weight.
+
+        Returns:
+            Variances (D,).
+
+        Example:
+            >>> la.precision.variance().shape
+            torch.Size([51])
+        """
         pieces = [piece for block in self.blocks for piece in block.split(block.operator.variance())]
         pieces.sort(key=lambda piece: piece[0].start)
         return torch.cat([value for _, value in pieces])

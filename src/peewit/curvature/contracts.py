@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..messages.names import names_for_users
 from ..weights.ranges import WeightRange
 
 if TYPE_CHECKING:
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
     from ..weights.space import Space
     from .blocks import Blocks
     from .stream import Source
+
+
+# What the library asks of a structure: `dir` shows the rest.
+ENGINE = {
+    "measure", "more", "check", "curvature", "groups", "masks", "holds_hessian", "keeps_bases", "enough",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,22 @@ class Curvature(ABC):
 
 
 class Structure(ABC):
-    """How curvature is stored: measured additively over batches, decomposed once."""
+    """How curvature is stored: measured additively over batches, decomposed once.
+
+    Derive a class from it to store the curvature in another way. Sums are nested mappings, tuples and frozen
+    dataclasses of tensors, which files hold by the annotation of what `measure` returns.
+
+    Attributes:
+        masks: Whether single elements of a tensor can be selected. By default not.
+        holds_hessian: Whether the sums are one matrix over all weights. By default not.
+        keeps_bases: Whether later data are measured along eigenvectors of the earlier. By default not.
+        enough: Bytes of memory beyond which a fit gains nothing. By default None: there is no such limit.
+
+    Example:
+        >>> from peewit.curvature.contracts import Structure
+        >>> isinstance(pw.Kron(), Structure), pw.Diag.masks, pw.Kron.masks
+        (True, True, False)
+    """
 
     masks: ClassVar[bool] = False  # whether single elements of a tensor can be selected
     holds_hessian: ClassVar[bool] = False  # whether its sums are one matrix over all weights
@@ -105,16 +127,51 @@ class Structure(ABC):
 
     @abstractmethod
     def measure(self, source: Source) -> Any:
-        """Sums over all data."""
+        """Add the curvature up over all data.
+
+        Args:
+            source: Passes over the data: batches, which `probes()` takes apart into Jacobians by range of a weight.
+
+        Returns:
+            The sums.
+        """
 
     @abstractmethod
     def more(self, source: Source, earlier: Any) -> Any:
-        """Sums over earlier data and this, which leave the earlier ones as they are."""
+        """Add the curvature of more data to earlier sums, for `Laplace.update`.
+
+        Args:
+            source: Passes over the further data.
+            earlier: What `measure` returned, which stays as it is.
+
+        Returns:
+            The sums over all data.
+        """
 
     @abstractmethod
     def check(self, sums: Any, space: Space) -> None:
-        """Refuse sums, from a file, that are not of these weights."""
+        """Refuse sums from a file that are not of these weights.
+
+        Args:
+            sums: What the file holds.
+            space: The uncertain weights.
+
+        Raises:
+            PeewitError: The sums have other names, shapes or values than `measure` returns for these weights.
+        """
 
     @abstractmethod
     def curvature(self, sums: Any, space: Space) -> Curvature:
-        """Decompose."""
+        """Decompose the sums, so that precisions for many priors and noises are cheap.
+
+        Args:
+            sums: What `measure` returned.
+            space: The uncertain weights.
+
+        Returns:
+            A `peewit.curvature.contracts.Curvature`.
+        """
+
+    def __dir__(self) -> list[str]:
+        """What is for users."""
+        return names_for_users(self, ENGINE)

@@ -19,17 +19,44 @@ AUTO_LIMIT = 64  # probes up to which `auto` takes the exact curvature
 
 
 class CurvatureKind(Protocol):
-    """A choice of output-space factor."""
+    """Which factor S the curvature of the outputs has, in `H = sum J^T S S^T J` over the examples.
 
-    name: ClassVar[str]  # as `curvature=` takes it
-    degree: ClassVar[int]  # power of the likelihood's noise precision
+    Attributes:
+        name: What `curvature=` calls it.
+        degree: Power of the noise precision (1 / noise variance) that multiplies the curvature: 1 for what is quadratic
+            in residuals over the noise, 2 for what is quartic.
+
+    Example:
+        >>> pw.GGN().degree, pw.Empirical().degree
+        (1, 2)
+    """
+
+    name: ClassVar[str]
+    degree: ClassVar[int]
 
     def count(self, form: Form, likelihood: Likelihood) -> int:
-        """K: probes per example."""
+        """Count the probes per example, the columns of S.
+
+        Args:
+            form: Where the outputs are; it has their number `form.outputs` and that of positions, `form.positions`.
+            likelihood: The likelihood.
+
+        Returns:
+            Their number K.
+        """
         ...
 
     def probes(self, view: OutputView, start: int, stop: int) -> Tensor:
-        """(k, N, T, C): probes start..stop, the columns of S."""
+        """Compute some of the probes.
+
+        Args:
+            view: Outputs `view.f` (N, T, C), targets `view.y`, and the likelihood.
+            start: Number of the first probe.
+            stop: Number after the last one.
+
+        Returns:
+            Probes (k, N, T, C).
+        """
         ...
 
 
@@ -47,7 +74,7 @@ class OutputView:
 
 
 @dataclass(frozen=True)
-class GGN:
+class GGN(CurvatureKind):
     """The exact generalised Gauss-Newton (GGN) matrix, with one probe per position and column of the likelihood's root.
 
     `curvature="ggn"` means `GGN()`.
@@ -65,11 +92,11 @@ class GGN:
     degree: ClassVar[int] = 1
 
     def count(self, form: Form, likelihood: Likelihood) -> int:
-        """T x R: the rank of the curvature at a position."""
+        # T x R: the rank of the curvature at a position.
         return form.positions * likelihood.rank(form.outputs)
 
     def probes(self, view: OutputView, start: int, stop: int) -> Tensor:
-        """Each probe has one position's root and zeros elsewhere: sharing one leaves cross terms."""
+        # Each probe has one position's root and zeros elsewhere: sharing one leaves cross terms.
         examples, positions, width = view.f.shape
         rank = view.likelihood.rank(width)
         probes = view.f.new_zeros(stop - start, examples, positions, width)
@@ -84,7 +111,7 @@ class GGN:
 
 @spelled_class
 @dataclass(frozen=True)
-class MonteCarlo:
+class MonteCarlo(CurvatureKind):
     """An unbiased estimate of the Fisher matrix, from labels drawn from the network independently at every position.
 
     `curvature="fisher"` means `MonteCarlo()`. The `generator` of `pw.fit` sets the seed of the draws.
@@ -113,11 +140,10 @@ class MonteCarlo:
             raise PeewitError(f"MonteCarlo(samples={self.samples!r}): expected a positive whole number.")
 
     def count(self, form: Form, likelihood: Likelihood) -> int:
-        """One probe per sample."""
         return self.samples
 
     def probes(self, view: OutputView, start: int, stop: int) -> Tensor:
-        """Gradients at drawn labels, divided by sqrt(samples)."""
+        # Gradients at drawn labels, divided by sqrt(samples).
         scores = []
         for sample in range(start, stop):
             draws = Hashed(view.seed, view.examples, view.form.positions, sample)
@@ -126,7 +152,7 @@ class MonteCarlo:
 
 
 @dataclass(frozen=True)
-class Empirical:
+class Empirical(CurvatureKind):
     """The empirical Fisher matrix, from the gradient at the observed label: one probe per example.
 
     `curvature="empirical"` means `Empirical()`.
@@ -144,11 +170,10 @@ class Empirical:
     degree: ClassVar[int] = 2
 
     def count(self, form: Form, likelihood: Likelihood) -> int:
-        """One."""
         return 1
 
     def probes(self, view: OutputView, start: int, stop: int) -> Tensor:
-        """The observed gradient."""
+        # The observed gradient.
         return score(view.likelihood, view.f, view.y, view.create_graph)[None]
 
 
@@ -208,6 +233,7 @@ class Auto:
 
 
 CurvatureName: TypeAlias = Literal["auto", "ggn", "fisher", "empirical", "hessian"]
+"""Which curvature is measured: the classes are `pw.Auto`, `pw.GGN`, `pw.MonteCarlo`, `pw.Empirical`, `pw.Hessian`."""
 NAMES: dict[CurvatureName, type[Auto | GGN | MonteCarlo | Empirical | Hessian]] = {
     "auto": Auto,
     "ggn": GGN,

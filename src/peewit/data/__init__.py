@@ -34,6 +34,9 @@ def fashion_mnist() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         `(x, y), (x_test, y_test)`: 6,000 images to train on and 3,000 to test on. Images (N, 1, 28, 28) are float32 in
         [0, 1]; labels (N,) are int64.
 
+    Raises:
+        FileNotFoundError: The file with the images is missing from the installed package.
+
     Example:
         >>> (x, y), (x_test, y_test) = pw.data.fashion_mnist()
         >>> x.shape, x_test.shape

@@ -18,7 +18,7 @@ from ..metrics.bootstrap import Resampling
 from ..metrics.constant import constant_scores
 from ..network.batches import Batches
 from ..network.isolation import entry_point
-from ..network.nests import Data, Inputs
+from ..network.nests import Data, InputData, Inputs
 from ..network.scaling import network_name
 from ..predictions.families import family_of
 from ..runtime.progress import Progress
@@ -34,8 +34,9 @@ from .specimens import Columns, Gallery, finite_range, is_table
 from .subject import Baselines, Subject
 from .variations import Attacks, Shifts, Variation, variations_of
 
-# Inputs of one unknown kind, with or without labels, or several such data sets by name.
-UnknownInputs: TypeAlias = Data | Inputs | Mapping[str, Data | Inputs]
+UnknownInputs: TypeAlias = InputData | Mapping[str, InputData]
+"""Inputs of a kind that the network never saw, with or without labels; or several such data sets by name."""
+
 DENSE = ("gaussian", "heteroscedastic")  # families whose NLL is of a density of real numbers
 USUAL = {"baselines": "auto", "intervals": 1000}  # other arguments are None unless they are given
 RANGED = (("shifts", "noise"), ("attacks", "fgsm"), ("attacks", "pgd"))  # what is in units of the inputs' range

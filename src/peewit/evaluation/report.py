@@ -55,6 +55,10 @@ class Report(Results):
         Returns:
             The text.
 
+        Raises:
+            FileNotFoundError: The folder of the file does not exist.
+            IsADirectoryError: `path` is a folder.
+
         Example:
             >>> pw.Report.from_json(report.to_json()).title == report.title
             True
@@ -69,6 +73,10 @@ class Report(Results):
 
         Returns:
             The text.
+
+        Raises:
+            FileNotFoundError: The folder of the file does not exist.
+            IsADirectoryError: `path` is a folder.
 
         Example:
             >>> report.to_markdown().startswith(f"# {report.title}")
@@ -89,6 +97,8 @@ class Report(Results):
 
         Raises:
             MissingPackageError: plotly is not installed.
+            FileNotFoundError: The folder of the file does not exist.
+            IsADirectoryError: `path` is a folder.
 
         Example:
             >>> report.to_html("report.html").name

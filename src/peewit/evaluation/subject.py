@@ -32,7 +32,9 @@ from .methods import DROPOUT_SAMPLES, TEMPERATURES, Method, Networks, Posterior,
 from .scorers import takes_temperature
 
 Baseline: TypeAlias = Literal["plain", "temperature", "ensemble", "dropout"]
+"""What a posterior is compared with."""
 Baselines: TypeAlias = Literal["auto"] | Baseline | Iterable[Baseline]
+"""One baseline or several; "auto" for all that are possible."""
 BASELINES = get_args(Baseline)
 PLAIN = "Plain network"
 

@@ -34,13 +34,29 @@ from .scoring import metrics_of
 
 FORMAT = 2  # of the JSON text
 SearchMethod: TypeAlias = Literal["grid", "random", "bayesian"]
+"""How settings are tried; "bayesian" needs optuna."""
 TRIALS = {"grid": 49, "random": 40, "bayesian": 40}
 WIDE = 1e3  # factor from the posterior's own setting to both ends of a range
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One setting of a sweep, with its metrics."""
+    """One setting of a sweep, with its metrics.
+
+    `pw.sweep(...).points` are some, and `pw.sweep(...).best` is one.
+
+    Attributes:
+        data_weight: Number of examples that the data counted for.
+        prior_precision: The prior precision of all weights.
+        temperature: The temperature that the data weight is, for `la.with_temperature`.
+        metrics: Metrics by name, such as "nll".
+
+    Example:
+        >>> best = pw.sweep(la, (x, y), trials=4).best
+        >>> tuned = la.with_prior(best.prior_precision).with_temperature(best.temperature)
+        >>> 0 < best.metrics["nll"] < 1
+        True
+    """
 
     data_weight: float
     prior_precision: float
@@ -71,8 +87,8 @@ class Sweep:
     """
 
     points: tuple[SweepPoint, ...]
-    metric: str
-    method: str
+    metric: MetricName
+    method: SearchMethod
     examples: int
     data_weight: tuple[float, ...]
     prior_precision: tuple[float, ...]
@@ -91,6 +107,10 @@ class Sweep:
 
         Returns:
             The text.
+
+        Raises:
+            FileNotFoundError: The folder of the file does not exist.
+            IsADirectoryError: `path` is a folder.
 
         Example:
             >>> tried = pw.sweep(la, (x, y), trials=4)
@@ -140,7 +160,7 @@ class SweepOptions:
     data_weight: tuple[float, float]
     prior_precision: tuple[float, float]
     trials: int
-    metric: str
+    metric: MetricName
     seed: int
 
 
@@ -293,7 +313,7 @@ SEARCHES: dict[SearchMethod, Callable[[Try, SweepOptions], Iterator[SweepPoint]]
 
 
 def score(
-    la: Laplace, shared: SharedPredictions, data_weight: float, prior_precision: float, metric: str
+    la: Laplace, shared: SharedPredictions, data_weight: float, prior_precision: float, metric: MetricName
 ) -> SweepPoint:
     """The metrics of one setting."""
     temperature = la.N / data_weight

@@ -17,14 +17,19 @@ from .attacks import ATTACKS, EPSILONS, Attack
 from .corruptions import CORRUPTIONS, STRENGTHS, check_images, corrupt_images
 
 ShiftName: TypeAlias = Literal["noise", "blur", "contrast", "rotation"]
+"""A corruption of images; "noise" is one of any numbers."""
 AttackName: TypeAlias = Literal["fgsm", "pgd"]
+"""A way to change inputs on purpose: one step along the sign of the loss' gradient, or ten."""
 Levels: TypeAlias = float | Sequence[float] | Tensor
+"""One strength or several."""
 Change: TypeAlias = Callable[..., Any]
-# By name: strengths, a function, both, or ready data by strength.
+"""A function that changes inputs: of (x, strength) for a corruption, of (model, x, y, epsilon) for an attack."""
 ByName: TypeAlias = Mapping[str, Levels | Change | tuple[Change, Levels] | Mapping[float, Any] | None]
-# Names, or a mapping for strengths and functions of one's own.
+"""By name: strengths, a function, a pair of both, or ready data by strength. None for the usual strengths."""
 Shifts: TypeAlias = ShiftName | Sequence[ShiftName] | ByName
+"""Corruptions: their names, or a mapping with strengths and functions of your own."""
 Attacks: TypeAlias = AttackName | Sequence[AttackName] | ByName
+"""Attacks: their names, or a mapping with epsilons and functions of your own."""
 Make = Callable[[Inputs, Tensor, int], Iterator[tuple[float, Inputs]]]
 
 

@@ -144,6 +144,7 @@ class LayerSpectrum:
         name: Name of the tensor; "a and b" where weight and bias share one matrix.
         values: Eigenvalues (P,), float64, largest first, none negative.
         prior: Prior precision, its mean over the tensor.
+        determined: Number of directions that the data determine: `sum l / (l + prior)`.
 
     Example:
         >>> spectrum = pw.figures.layer_spectra(la)[0]
@@ -236,6 +237,7 @@ class KroneckerFactors:
         rows: Factor (O, O) from the gradients of the outputs, float64.
         columns: Factor (I, I) from the inputs, float64.
         shape: Numbers of outputs and inputs of the whole weight as a matrix, before the cut.
+        product: The Kronecker product (O I, O I) of `rows` and `columns`.
 
     Example:
         >>> block = pw.figures.kronecker_factors(la, "2.weight", most=2)

@@ -13,32 +13,54 @@ from ..laplace import Laplace
 from ..messages.errors import PeewitError
 from ..network.nests import Data
 from . import style
-from .losses import Landscape, landscape
+from .losses import EXAMPLES, Landscape, landscape
 from .style import BLUE, GREEN, ORANGE, graph_objects
+from .ways import DirectionName
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 LandscapeSource = Laplace | Landscape
+"""A posterior, or the numbers of `pw.figures.landscape`, which need no data."""
 STEEP = 20.0  # ratio of the largest to the least loss above which the colour scale is logarithmic
 
 
-def landscape_of(source: LandscapeSource, data: Data | None, dimensions: int, settings: dict[str, Any]) -> Landscape:
+def landscape_of(
+    source: LandscapeSource, data: Data | None, dimensions: int, examples: int | None, **settings: Any
+) -> Landscape:
     """The landscape behind a figure with one or two directions."""
-    compute = functools.partial(landscape, dimensions=dimensions)
-    losses = style.numbers_of(source, Landscape, compute, data=data, **settings)
+    compute = functools.partial(landscape, dimensions=dimensions, examples=examples)
+    chosen = None if examples == EXAMPLES else examples
+    losses = style.numbers_of(source, Landscape, compute, data=data, examples=chosen, **settings)
     if losses.plane != (dimensions == 2):
         raise PeewitError(f"A Landscape with {len(losses.directions)} directions; expected {dimensions}.")
     return losses
 
 
-def landscape_1d(source: LandscapeSource, data: Data | None = None, **settings: Any) -> Figure:
+def landscape_1d(
+    source: LandscapeSource,
+    data: Data | None = None,
+    *,
+    directions: DirectionName | Tensor | None = None,
+    reach: float | None = None,
+    points: int | None = None,
+    examples: int | None = EXAMPLES,
+    generator: torch.Generator | None = None,
+    memory: float | None = None,
+    progress: bool = False,
+) -> Figure:
     """Draw the loss along a line through the trained weights, and `exp(-loss)` with the fitted Gaussian.
 
     Args:
         source: A posterior, or a `Landscape` with one direction, which takes no other argument.
         data: Training data: a loader, batches, or a pair (inputs, targets).
-        **settings: Other arguments of `landscape`, without `dimensions`.
+        directions: "eigen", "random" or a tensor, as in `landscape`. None for "eigen".
+        reach: Distance to both sides, in units of the directions. None for that of `landscape`.
+        points: Points along each direction. None for 101.
+        examples: Number of examples to use, from the first on. None for all of them.
+        generator: Source of random directions and of the start of the Lanczos method. None for a fixed seed.
+        memory: Bytes for temporary results. None for the posterior's limit.
+        progress: Whether to show a progress bar.
 
     Returns:
         A plotly figure with two panels.
@@ -51,7 +73,10 @@ def landscape_1d(source: LandscapeSource, data: Data | None = None, **settings: 
         >>> pw.figures.landscape_1d(la, (x, y), points=11).layout.meta["title"]
         'The loss along one direction'
     """
-    losses = landscape_of(source, data, 1, settings)
+    losses = landscape_of(
+        source, data, 1, directions=directions, reach=reach, points=points, examples=examples, generator=generator,
+        memory=memory, progress=progress,
+    )  # fmt: skip
     go = graph_objects()
     figure = style.panels(2, 1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.5, 0.5])
     x = losses.a.tolist()
@@ -165,7 +190,18 @@ def contour(losses: Landscape, view: LandscapeView, visible: bool) -> Any:
     )
 
 
-def landscape_2d(source: LandscapeSource, data: Data | None = None, **settings: Any) -> Figure:
+def landscape_2d(
+    source: LandscapeSource,
+    data: Data | None = None,
+    *,
+    directions: DirectionName | Tensor | None = None,
+    reach: float | None = None,
+    points: int | None = None,
+    examples: int | None = EXAMPLES,
+    generator: torch.Generator | None = None,
+    memory: float | None = None,
+    progress: bool = False,
+) -> Figure:
     """Draw contours of the loss around the trained weights, in two directions.
 
     A menu offers the loss, the accuracy, their difference (both scaled 0 to 1), the linear model's loss, and its
@@ -174,7 +210,13 @@ def landscape_2d(source: LandscapeSource, data: Data | None = None, **settings: 
     Args:
         source: A posterior, or a `Landscape` with two directions, which takes no other argument.
         data: Training data: a loader, batches, or a pair (inputs, targets).
-        **settings: Other arguments of `landscape`, without `dimensions`.
+        directions: "eigen", "random" or a tensor, as in `landscape`. None for "eigen".
+        reach: Distance to both sides, in units of the directions. None for that of `landscape`.
+        points: Points along each direction. None for 31.
+        examples: Number of examples to use, from the first on. None for all of them.
+        generator: Source of random directions and of the start of the Lanczos method. None for a fixed seed.
+        memory: Bytes for temporary results. None for the posterior's limit.
+        progress: Whether to show a progress bar.
 
     Returns:
         A plotly figure.
@@ -188,7 +230,10 @@ def landscape_2d(source: LandscapeSource, data: Data | None = None, **settings: 
         >>> pw.figures.landscape_2d(losses).layout.meta["title"]
         'Around the trained weights'
     """
-    losses = landscape_of(source, data, 2, settings)
+    losses = landscape_of(
+        source, data, 2, directions=directions, reach=reach, points=points, examples=examples, generator=generator,
+        memory=memory, progress=progress,
+    )  # fmt: skip
     shown = views(losses)
     figure = graph_objects().Figure([contour(losses, view, visible=number == 0) for number, view in enumerate(shown)])
     for level, dash in ((1, "solid"), (2, "dash")):
@@ -253,13 +298,30 @@ def surface(losses: Landscape, values: Tensor, name: str, words: str, scene: str
     )
 
 
-def landscape_3d(source: LandscapeSource, data: Data | None = None, **settings: Any) -> Figure:
+def landscape_3d(
+    source: LandscapeSource,
+    data: Data | None = None,
+    *,
+    directions: DirectionName | Tensor | None = None,
+    reach: float | None = None,
+    points: int | None = None,
+    examples: int | None = EXAMPLES,
+    generator: torch.Generator | None = None,
+    memory: float | None = None,
+    progress: bool = False,
+) -> Figure:
     """Draw `exp(-loss)`, likelihood times prior, as a surface beside the fitted Gaussian; readers can turn both.
 
     Args:
         source: A posterior, or a `Landscape` with two directions, which takes no other argument.
         data: Training data: a loader, batches, or a pair (inputs, targets).
-        **settings: Other arguments of `landscape`, without `dimensions`.
+        directions: "eigen", "random" or a tensor, as in `landscape`. None for "eigen".
+        reach: Distance to both sides, in units of the directions. None for that of `landscape`.
+        points: Points along each direction. None for 31.
+        examples: Number of examples to use, from the first on. None for all of them.
+        generator: Source of random directions and of the start of the Lanczos method. None for a fixed seed.
+        memory: Bytes for temporary results. None for the posterior's limit.
+        progress: Whether to show a progress bar.
 
     Returns:
         A plotly figure, with a menu for one surface alone and for the loss.
@@ -272,7 +334,10 @@ def landscape_3d(source: LandscapeSource, data: Data | None = None, **settings: 
         >>> len(pw.figures.landscape_3d(la, (x, y), points=5).data)
         3
     """
-    losses = landscape_of(source, data, 2, settings)
+    losses = landscape_of(
+        source, data, 2, directions=directions, reach=reach, points=points, examples=examples, generator=generator,
+        memory=memory, progress=progress,
+    )  # fmt: skip
     words = "share of its peak"
     traces = [
         surface(losses, losses.density, "likelihood times prior, exp(-loss)", words, "scene"),

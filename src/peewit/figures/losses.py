@@ -51,6 +51,14 @@ class Landscape:
         data_weight: Factor of the mean loss: examples / noise variance / temperature.
         words: Name of the loss, such as "cross entropy".
         examples: Number of examples behind the loss.
+        plane: Whether there are two directions.
+        objective: Table of the regularised loss that training with this prior minimises: `data_weight * loss +
+            penalty`.
+        linear_objective: Table of the regularised loss of the linear model: `data_weight * linear + penalty`.
+        density: Table of likelihood times prior, `exp(-objective)`, as a share of its largest value.
+        linear_density: Table of `exp(-linear_objective)`, as a share of its largest value.
+        gaussian: Table of the posterior density, `exp(-quadratic)`, as a share of its value at the trained weights.
+        contrast: Table of loss minus error, each scaled to the range 0 to 1; None without classes.
 
     Example:
         >>> plane = pw.figures.landscape(la, (x, y), points=5)

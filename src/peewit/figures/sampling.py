@@ -14,6 +14,7 @@ from ..laplace import Laplace
 from ..messages.arguments import check_samples
 from ..messages.errors import PeewitError
 from ..messages.names import check_name
+from ..network.arrays import ready
 from ..network.isolation import entry_point
 from ..network.nests import Inputs, count
 from ..posterior.network import network_of
@@ -49,6 +50,7 @@ class PredictionDraws:
             `link="mc"`.
         classes: Whether predictions are probabilities.
         method: "linearised" for the linear model, "sampled" for the network itself.
+        averages: Averages (S, B, C) of the first prediction, of the first two, and so on.
 
     Example:
         >>> draws = pw.figures.prediction_draws(la, x[:4], samples=16)
@@ -86,7 +88,7 @@ def prediction_draws(
 
     Args:
         la: A posterior with classes, yes-or-no labels or Gaussian regression.
-        x: Inputs (B, ...), as the network takes them.
+        x: Inputs (B, ...), as in `la.predictor`.
         samples: Number S of draws.
         method: "linearised" for outputs of the linear model, "sampled" for outputs of the network itself.
         generator: Source of the draws. None for a fixed seed.
@@ -98,7 +100,8 @@ def prediction_draws(
 
     Raises:
         ArgumentTypeError: `la` is not a posterior, or `x` holds no tensors.
-        PeewitError: `method` is unknown, `samples` is not a positive whole number, or the likelihood is another one.
+        PeewitError: `method` is unknown, `samples` is not a positive whole number, there are no inputs, or the
+            likelihood is another one.
         MismatchError: The network has changed since the fit.
 
     Example:
@@ -107,6 +110,7 @@ def prediction_draws(
     """
     style.expect_posterior(la)
     check_name(method, get_args(PredictMethod), "method")
+    x = inputs_of(la, x)
     family = family_of(la.likelihood)
     if family.mean is None:
         raise PeewitError(
@@ -158,6 +162,14 @@ def name_of(la: Laplace, number: int) -> str:
     raise IndexError(f"Weight {number} is none of {la.D}.")
 
 
+def inputs_of(la: Laplace, x: Inputs | None) -> Inputs:
+    """Inputs as tensors that the network takes."""
+    inputs: Inputs | None = None if x is None else ready(la.model, la._in_order(x))
+    if inputs is None or not count(inputs):
+        raise PeewitError("x holds no inputs; give the inputs to predict at.")
+    return inputs
+
+
 def line_of(x: Inputs) -> Tensor | None:
     """(B,): the inputs if each is one number, else None."""
     if not isinstance(x, Tensor) or x.dim() == 0 or x[0].numel() != 1:
@@ -191,7 +203,7 @@ def monte_carlo(
 
     Args:
         source: A posterior, or the numbers of `prediction_draws`, which take none of its arguments.
-        x: Inputs (B, ...) of the network.
+        x: Inputs (B, ...), as in `la.predictor`.
         samples: Number of draws. None for 64.
         method: "linearised" or "sampled", see `prediction_draws`. None for "linearised".
         output: Number of the output whose curves are drawn, from 0.
@@ -212,8 +224,8 @@ def monte_carlo(
         >>> pw.figures.monte_carlo(line, t, samples=8).layout.meta["title"]
         'Averaging over weights'
     """
-    if isinstance(source, Laplace) and (x is None or not count(x)):
-        raise PeewitError("x holds no inputs; give the inputs to predict at.")
+    if isinstance(source, Laplace):
+        x = inputs_of(source, x)
     draws = style.numbers_of(
         source, PredictionDraws, prediction_draws, x=x, samples=samples, method=method, generator=generator,
         memory=memory, progress=progress,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..metrics.results import MethodScores
 
 ScoreName: TypeAlias = Literal["confidence", "entropy", "mutual_information", "epistemic_variance", "variance"]
+"""A measure of uncertainty that tells unknown inputs apart."""
 SCORES: dict[ScoreName, str] = {
     "confidence": "confidence",
     "entropy": "entropy (nats)",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..laplace import Laplace
 
 DirectionName: TypeAlias = Literal["eigen", "random"]
+"""Directions in the space of the weights: the stiffest of the curvature, or random ones."""
 DENSE = 2_000  # weights up to which the whole matrix is decomposed
 STEPS = 100  # of the Lanczos method, above that
 

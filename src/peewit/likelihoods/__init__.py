@@ -17,6 +17,8 @@ from .preference import Preference
 from .probabilities import warn_of_probabilities
 
 LikelihoodName: TypeAlias = Literal["classification", "binary", "regression", "heteroscedastic", "count", "preference"]
+"""How targets are distributed: the classes are `pw.Categorical`, `pw.Bernoulli`, `pw.Gaussian`,
+`pw.HeteroscedasticGaussian`, `pw.Poisson` and `pw.Preference`."""
 NAMES: dict[LikelihoodName, type[Likelihood]] = {
     "classification": Categorical,
     "binary": Bernoulli,

@@ -45,24 +45,21 @@ class Bernoulli(Likelihood):
     draws = True
 
     def targets(self, y: Tensor, form: Form) -> Tensor:
-        """(N, T, C) in floating point."""
         if y.is_complex():
             raise ArgumentTypeError(f"binary: targets have dtype {y.dtype}; expected 0 and 1, or probabilities.")
         return form.flatten(y if y.is_floating_point() else y.float())
 
     def known(self, y: Tensor) -> Tensor:
-        """(N, T, C)."""
         return torch.ones_like(y, dtype=torch.bool) if self.ignore_index is None else y != self.ignore_index
 
     def _wrong(self, y: Tensor) -> Tensor:
         return self.known(y) & ~((y >= 0) & (y <= 1))
 
     def valid(self, y: Tensor, form: Form) -> Tensor:
-        """All targets are probabilities."""
+        # All targets are probabilities.
         return ~self._wrong(y).any()
 
     def complaint(self, y: Tensor, form: Form) -> str:
-        """The first that is not."""
         missing = "" if self.ignore_index is None else f" ({self.ignore_index} is missing)"
         return (
             f"binary: target {y[self._wrong(y)][0].item():g} was given; expected 0 or 1, or a probability{missing}. "
@@ -70,7 +67,7 @@ class Bernoulli(Likelihood):
         )
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
-        """Binary cross entropy, (N,)."""
+        # Binary cross entropy, (N,).
         known = self.known(y)
         wanted = torch.where(known, y, 0).to(f.dtype)
         # Not `softplus(f) - y f`: for sure answers that is the difference of two large numbers.
@@ -78,7 +75,7 @@ class Bernoulli(Likelihood):
         return -((wanted * yes + (1 - wanted) * no) * known).sum((1, 2))
 
     def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
-        """`sqrt(p (1 - p))` on the diagonal."""
+        # `sqrt(p (1 - p))` on the diagonal.
         # As a product of two sigmoids: 1 - p would round to zero for sure answers.
         spread = (f.sigmoid() * (-f).sigmoid()).sqrt() * self.known(y)
         return diagonal_root(spread, probes)
@@ -88,7 +85,7 @@ class Bernoulli(Likelihood):
         return (draws.uniform(f.shape[-1]) < f.detach().double().sigmoid()).to(f.dtype)
 
     def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
-        """`p - drawn`."""
+        # `p - drawn`.
         with torch.set_grad_enabled(create_graph):
             return (f.sigmoid() - self.sample(f, y, draws)) * self.known(y)
 
@@ -97,7 +94,7 @@ class Bernoulli(Likelihood):
         return self.known(y).sum()
 
     def distribution(self, f: Tensor) -> BernoulliDistribution:
-        """The distribution of 0 and 1, (..., T, C)."""
+        # The distribution of 0 and 1, (..., T, C).
         return BernoulliDistribution(logits=f, validate_args=False)
 
     def decisions(self, f: Tensor, y: Tensor) -> Decisions:

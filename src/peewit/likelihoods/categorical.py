@@ -110,7 +110,7 @@ class Categorical(Likelihood):
         return ("class weights", self.weight is not None), ("label smoothing", self.label_smoothing > 0)
 
     def prepare(self, f: Tensor, y: Tensor) -> Tensor:
-        """Whole numbers in floating point are class numbers, so are booleans of two classes, and (N, 1) is (N,)."""
+        # Whole numbers in floating point are class numbers, so are booleans of two classes, and (N, 1) is (N,).
         shape = tuple(f.shape)
         if self.axis is None and squeezable(shape, y):
             y = y.squeeze(extra_axis(shape))
@@ -120,7 +120,7 @@ class Categorical(Likelihood):
         return y.long() if y.dtype == torch.bool and both else y
 
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
-        """The class axis is the one whose removal leaves the target's shape."""
+        # The class axis is the one whose removal leaves the target's shape.
         if f.dim() < 2:
             raise PeewitError(
                 f"classification: the network's output has shape {tuple(f.shape)}; expected logits (N, C) or "
@@ -187,7 +187,6 @@ class Categorical(Likelihood):
         return Form(axis, shape[1:])
 
     def targets(self, y: Tensor, form: Form) -> Tensor:
-        """(N, T) class numbers, or (N, T, C) probabilities."""
         if y.is_floating_point():
             return form.flatten(y)
         if y.is_complex() or y.dtype == torch.bool:
@@ -205,11 +204,11 @@ class Categorical(Likelihood):
         return (y != self.ignore_index) & ((y < 0) | (y >= form.outputs))
 
     def valid(self, y: Tensor, form: Form) -> Tensor:
-        """No label is out of range."""
+        # No label is out of range.
         return ~self._wrong(y, form).any()
 
     def complaint(self, y: Tensor, form: Form) -> str:
-        """The first label that is out of range."""
+        # The first label that is out of range.
         first = y[self._wrong(y, form)][0]
         if y.is_floating_point():
             return f"classification: targets {first.tolist()} were given; expected probabilities that sum to one."
@@ -220,7 +219,6 @@ class Categorical(Likelihood):
         )
 
     def known(self, y: Tensor) -> Tensor:
-        """(N, T), or (N, T, C) of probabilities, which are all known."""
         return super().known(y) if y.is_floating_point() else y != self.ignore_index
 
     @property
@@ -242,7 +240,7 @@ class Categorical(Likelihood):
         return shares if self.weight is None else shares * self.weight.to(shares, non_blocking=True)
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
-        """Cross entropy, (N,)."""
+        # Cross entropy, (N,).
         if not self._plain or y.is_floating_point():
             return (self._shares(y, f) * (f.logsumexp(-1, keepdim=True) - f)).sum((1, 2))
         known = self.labelled(y)
@@ -256,15 +254,13 @@ class Categorical(Likelihood):
         return self._shares(y, f).sum(-1).sqrt()
 
     def rank(self, outputs: int) -> int:
-        """Probabilities sum to one: one probe fewer than classes."""
+        # Probabilities sum to one: one probe fewer than classes.
         return max(1, outputs - 1)
 
     def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
-        """`diag(p) - p p^T = S S^T` by its Cholesky factor, one column less than there are classes.
-
-        With `s_r = p_r + p_(r+1) + ...`, `S_rr = sqrt(p_r s_(r+1) / s_r)` and `S_cr = -S_rr p_c / s_(r+1)` for c > r.
-        Only probabilities are added: nothing cancels where the network is sure.
-        """
+        # `diag(p) - p p^T = S S^T` by its Cholesky factor, one column less than there are classes. With
+        # `s_r = p_r + p_(r+1) + ...`, `S_rr = sqrt(p_r s_(r+1) / s_r)` and `S_cr = -S_rr p_c / s_(r+1)` for c > r.
+        # Only probabilities are added: nothing cancels where the network is sure.
         p = f.softmax(-1)
         columns = range(self.rank(f.shape[-1]))[probes]
         sums = torch.nn.functional.pad(p.flip(-1).cumsum(-1).flip(-1), (0, 1))
@@ -283,7 +279,7 @@ class Categorical(Likelihood):
         return torch.where(self.labelled(y), drawn, self.ignore_index)
 
     def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
-        """`p - e_drawn`, as strong as the observed label's curvature is."""
+        # `p - e_drawn`, as strong as the observed label's curvature is.
         drawn = self.sample(f, y, draws)
         drawn = torch.nn.functional.one_hot(torch.where(self.labelled(y), drawn, 0), f.shape[-1])
         with torch.set_grad_enabled(create_graph):
@@ -294,7 +290,7 @@ class Categorical(Likelihood):
         return self.labelled(y).sum()
 
     def distribution(self, f: Tensor) -> CategoricalDistribution:
-        """The distribution of a class number, (..., T)."""
+        # The distribution of a class number, (..., T).
         return CategoricalDistribution(logits=f, validate_args=False)
 
     def decisions(self, f: Tensor, y: Tensor) -> Decisions:

@@ -7,31 +7,105 @@ positions of an example (one where there are none).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from ..messages.errors import ArgumentTypeError, PeewitError
+from ..messages.names import names_for_users
 from ..runtime.random import Hashed
 from .comparison import ConstantComparison, Decisions, Energies, compare_energies
 from .form import ALL, Form, equal_form
 
+# What the library asks of a likelihood, and what extensions override: `dir` shows the rest.
+ENGINE = {
+    "title", "caveat", "domain", "prepare", "form", "check_inputs", "asked", "bind", "targets", "valid",
+    "complaint", "known", "labelled", "scalars", "rest", "log_z", "draws", "drawn_score", "sample", "root",
+    "rank", "link_family", "decisions", "constant", "beside_constant", "in_target_units", "residual_advice",
+    "uneven_advice", "same_ratios",
+}  # fmt: skip
+
 
 class Likelihood(ABC):
-    """What inference needs to know of a likelihood: `energy` and `root`; all else is optional and has a default."""
+    """What inference needs to know of a likelihood: `energy` and `root`; all else is optional and has a default.
+
+    Derive a class from it for targets that none of the public likelihoods fits and that `pw.Custom` is too slow for.
+    Outputs come as f (N, T, C): N examples, T positions (one where there are none), C outputs. Targets come as y
+    (N, T), or (N, T, ...), as `targets` returns them.
+
+    Attributes:
+        title: What messages about targets call it. By default the name of the class.
+        link_family: Which closed forms its predictions have, a name in `peewit.predictions.families`. By default
+            "other", which averages `distribution` over the outputs.
+        draws: Whether labels can be drawn by `drawn_score`, which `curvature="fisher"` needs. By default not.
+        noise_precision: One over the noise variance, (), which multiplies the energy. By default 1.
+        domain: What is wrong where finite outputs have no finite energy. By default "": that cannot be.
+        caveat: Why the evidence is not a marginal likelihood. By default "": it is one.
+        constant: The outputs of the best constant where targets cannot change them. By default None: it is searched.
+        in_target_units: Whether outputs are in the units of the targets, one each. By default not.
+        residual_advice: What a diagnosis advises where residuals are of another size than predicted.
+        uneven_advice: What a diagnosis advises where residuals of some outputs are, and those of others are not.
+
+    Example:
+        >>> from peewit.likelihoods import Likelihood
+        >>> class Exponential(Likelihood):  # waiting times; the output is the logarithm of their rate
+        ...     def energy(self, f, y):
+        ...         return (f.exp() * y - f).sum((1, 2))
+        ...
+        ...     def root(self, f, y, probes=slice(None)):
+        ...         return torch.eye(f.shape[-1])[:, probes].expand(*f.shape[:2], -1, -1)
+        ...
+        ...     def distribution(self, f):
+        ...         return torch.distributions.Exponential(f.exp())
+        >>> pw.fit(line_model, (t, t.exp()), Exponential()).predict(t).mean.shape
+        torch.Size([40, 1])
+    """
 
     @abstractmethod
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
-        """(N, T, C) and targets -> (N,): summed over labelled positions."""
+        """Compute the energy of each example: `-log p(y | f)` without the noise precision and what f does not change.
+
+        Args:
+            f: Outputs (N, T, C).
+            y: Targets, as `targets` returns them.
+
+        Returns:
+            Energies (N,), summed over labelled positions; differentiable in f.
+
+        Raises:
+            PeewitError: The energy of `pw.Custom` does not return one number per example.
+        """
 
     @abstractmethod
     def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
-        """(N, T, C, R), or some probes: root root^T is f's Fisher information at noise precision 1, 0 unlabelled."""
+        """Compute a root S of the Fisher information of the outputs, `S S^T`, at noise precision 1.
+
+        Where the information is diagonal, `diagonal_root` of `peewit.likelihoods.contract` makes S from the roots of
+        its entries.
+
+        Args:
+            f: Outputs (N, T, C).
+            y: Targets, as `targets` returns them. Most roots do not depend on them.
+            probes: Which of the R columns are wanted.
+
+        Returns:
+            The columns (N, T, C, R), or those of `probes`.
+
+        Raises:
+            NotFiniteError: A root that is computed from derivatives of the energy has NaN or Inf.
+        """
 
     def rank(self, outputs: int) -> int:
-        """R: columns of the root, as many as outputs unless they are fewer."""
+        """Count the columns R of the root: as many as outputs, unless this says that they are fewer.
+
+        Args:
+            outputs: Number C of outputs.
+
+        Returns:
+            R.
+        """
         return outputs
 
     @property
@@ -50,19 +124,56 @@ class Likelihood(ABC):
         return ""
 
     def prepare(self, f: Tensor, y: Tensor) -> Tensor:
-        """Targets as `form` takes them, where others are meant without doubt: as they are."""
+        """Turn targets that are meant without doubt into what `form` takes, such as whole numbers into real ones.
+
+        Args:
+            f: Outputs (N, ...), as the network returns them.
+            y: Targets (N, ...), as the user gives them.
+
+        Returns:
+            Targets (N, ...). By default y.
+        """
         return y
 
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
-        """Where the outputs are, as in an earlier batch's `like`; raises where targets do not have their shape."""
+        """Find where the outputs are in what the network returns. By default targets have the shape of the outputs.
+
+        Args:
+            f: Outputs (N, ...), as the network returns them.
+            y: Targets (N, ...), as `prepare` returns them.
+            like: The form of an earlier batch, or None.
+
+        Returns:
+            The `peewit.likelihoods.Form`.
+
+        Raises:
+            PeewitError: The targets do not fit the outputs.
+        """
         return equal_form(f, y, self.title)
 
     def check_inputs(self, inputs: Any) -> Any:
-        """Inputs of data; raises where they are not of the kind that the likelihood is about: any are."""
+        """Refuse inputs of a data set that are not of the kind that the likelihood is about. By default any are.
+
+        Args:
+            inputs: Inputs of the network.
+
+        Returns:
+            The inputs.
+
+        Raises:
+            PeewitError: The inputs are of another kind.
+        """
         return inputs
 
     def asked(self, inputs: Any) -> Likelihood:
-        """The likelihood of what is asked about inputs: itself, unless they are of another kind than the data's."""
+        """Choose the likelihood of predictions at inputs: itself, unless they are of another kind than the data's.
+
+        Args:
+            inputs: Inputs of the network.
+
+        Returns:
+            A likelihood.
+        """
         return self
 
     def bind(self, form: Form) -> Likelihood:
@@ -70,19 +181,53 @@ class Likelihood(ABC):
         return self
 
     def targets(self, y: Tensor, form: Form) -> Tensor:
-        """(N, ...) -> (N, T) or (N, T, ...), with the right dtype: any, in the outputs' form."""
+        """Bring targets into the form of the outputs, with the dtype that the energy takes.
+
+        Args:
+            y: Targets (N, ...), as `prepare` returns them.
+            form: Where the outputs are.
+
+        Returns:
+            Targets (N, T) or (N, T, ...). By default (N, T, C), as the outputs.
+
+        Raises:
+            ArgumentTypeError: The targets have a dtype that the likelihood does not take.
+        """
         return form.flatten(y)
 
     def valid(self, y: Tensor, form: Form) -> Tensor:
-        """() boolean: whether all targets have a likelihood, as finite ones do; a GPU's answer is not waited for."""
+        """Tell whether all targets can be observed. By default finite numbers can.
+
+        Args:
+            y: Targets, as `targets` returns them.
+            form: Where the outputs are.
+
+        Returns:
+            A boolean tensor (), so that the answer of a GPU is not waited for.
+        """
         return torch.isfinite(y).all()
 
     def complaint(self, y: Tensor, form: Form) -> str:
-        """What is wrong with targets that are not valid."""
+        """Say what is wrong with targets that are not valid.
+
+        Args:
+            y: Targets, as `targets` returns them.
+            form: Where the outputs are.
+
+        Returns:
+            A sentence with what was given and what was expected.
+        """
         return f"{self.title}: targets hold NaN or Inf; expected finite numbers."
 
     def known(self, y: Tensor) -> Tensor:
-        """Booleans, one per label: which of them are known, all unless some can be missing."""
+        """Tell which labels are known. By default all are.
+
+        Args:
+            y: Targets, as `targets` returns them.
+
+        Returns:
+            Booleans (N, T) or (N, T, ...), one per label.
+        """
         return torch.ones_like(y, dtype=torch.bool)
 
     def labelled(self, y: Tensor) -> Tensor:
@@ -100,11 +245,26 @@ class Likelihood(ABC):
         return torch.ones((), dtype=torch.float64, device="cpu")
 
     def rest(self, y: Tensor) -> Tensor:
-        """(): the part of -log p(y | f) that depends on the targets alone, summed: nothing."""
+        """Sum the part of `-log p(y | f)` that depends on the targets alone. By default there is none.
+
+        Args:
+            y: Targets, as `targets` returns them.
+
+        Returns:
+            A number () in float64.
+        """
         return torch.zeros((), dtype=torch.float64, device=y.device)
 
     def log_z(self, scalars: float, noise_precision: Tensor) -> Tensor:
-        """The rest of -log p(y | f) that depends on the noise, summed over labelled scalars: nothing without noise."""
+        """Sum the part of `-log p(y | f)` that depends on the noise alone. By default there is none.
+
+        Args:
+            scalars: Number of labelled scalars.
+            noise_precision: One over the noise variance, ().
+
+        Returns:
+            A number ().
+        """
         return torch.zeros((), dtype=noise_precision.dtype, device=noise_precision.device)
 
     @property
@@ -113,7 +273,20 @@ class Likelihood(ABC):
         return False
 
     def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
-        """(N, T, C): a gradient at a label drawn at noise precision 1, with `root root^T` as its mean outer product."""
+        """Compute the energy's gradient at labels drawn from the network at noise precision 1; needs `draws = True`.
+
+        Args:
+            f: Outputs (N, T, C).
+            y: Observed targets, which say what is labelled.
+            draws: Source of random numbers: `draws.uniform(C)` and `draws.normal(C)` are (N, T, C).
+            create_graph: Whether the result is to be differentiable in f.
+
+        Returns:
+            Gradients (N, T, C), whose mean outer product over draws is `S S^T` of `root`.
+
+        Raises:
+            PeewitError: The likelihood draws no labels.
+        """
         raise PeewitError(
             f"curvature='fisher' draws labels from the network, and {type(self).__name__} has no `drawn_score`; use "
             "curvature='ggn' or 'empirical'."
@@ -125,7 +298,15 @@ class Likelihood(ABC):
         return "other"
 
     def distribution(self, f: Tensor) -> Distribution | None:
-        """Of a target given outputs (..., T, C), at the likelihood's own noise; None where it is not known."""
+        """Give the distribution of targets given the outputs, at the likelihood's own noise.
+
+        Args:
+            f: Outputs (..., T, C).
+
+        Returns:
+            A `torch.distributions.Distribution`. None, the default, where it is not known: predictions are then
+            `pw.Outputs`.
+        """
         return None
 
     def decisions(self, f: Tensor, y: Tensor) -> Decisions | None:
@@ -156,13 +337,29 @@ class Likelihood(ABC):
         """What to do where residuals of some outputs are of another size than predicted, and others are not."""
         return "Give the likelihood a predictive distribution that is as wide as the residuals of each output."
 
+    def __dir__(self) -> list[str]:
+        """What is for users."""
+        return names_for_users(self, ENGINE)
+
 
 class WithNoise(Likelihood):
-    """A likelihood whose noise can be another, and be learnt; its energy does not depend on their common factor."""
+    """A likelihood whose noise can be learnt; its energy does not depend on it.
+
+    Attributes:
+        noise: The standard deviation, or one per output.
+        factor: The standard deviation, or the common factor of several, ().
+        residual_advice: What a diagnosis advises where residuals are of another size than predicted.
+        uneven_advice: What a diagnosis advises where residuals of some outputs are, and those of others are not.
+
+    Example:
+        >>> from peewit.likelihoods.contract import WithNoise
+        >>> isinstance(pw.Gaussian(0.1), WithNoise), isinstance(pw.Poisson(), WithNoise)
+        (True, False)
+    """
 
     @property
     @abstractmethod
-    def noise(self) -> float | Tensor | str:
+    def noise(self) -> float | Tensor | Literal["residuals"]:
         """The standard deviation, or one per output, or how to find it."""
 
     @property
@@ -172,7 +369,18 @@ class WithNoise(Likelihood):
 
     @abstractmethod
     def with_noise(self, noise: float | Tensor) -> WithNoise:
-        """Another noise."""
+        """Return the same likelihood with another noise.
+
+        Args:
+            noise: The standard deviation: one number, which is the common factor where each output has its own, or one
+                per output.
+
+        Returns:
+            A new likelihood.
+
+        Raises:
+            PeewitError: `noise` is not positive.
+        """
 
     @property
     def factor(self) -> Tensor:
@@ -199,7 +407,14 @@ class WithNatural(Likelihood):
 
     @abstractmethod
     def natural(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., 2K) -> eta1 and eta2, (..., K) each."""
+        """Compute the natural parameters of the Gaussian over each target.
+
+        Args:
+            f: Outputs (..., 2K).
+
+        Returns:
+            The parameters eta1 and eta2, (..., K) each: mean over variance, and -1/2 over the variance.
+        """
 
 
 def score(likelihood: Likelihood, f: Tensor, y: Tensor, create_graph: bool = False) -> Tensor:

@@ -73,7 +73,7 @@ class Custom(Likelihood):
         return self.sample is not None
 
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
-        """All numbers of an example together: an unknown loss may tie any of them."""
+        # All numbers of an example together: an unknown loss may tie any of them.
         return Form(usual_axis(f.dim()), tuple(f.shape[1:]), whole=True)
 
     def bind(self, form: Form) -> Likelihood:
@@ -81,7 +81,7 @@ class Custom(Likelihood):
         return replace(self, shape=form.shape)
 
     def targets(self, y: Tensor, form: Form) -> Tensor:
-        """(N, 1, ...): the one position."""
+        # (N, 1, ...): the one position.
         return y.unsqueeze(1)
 
     def _restore(self, f: Tensor) -> Tensor:
@@ -89,7 +89,6 @@ class Custom(Likelihood):
         return f.reshape(f.shape[0], *(f.shape[2:] if self.shape is None else self.shape))
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
-        """(N,)."""
         energy: Any = self.energy_function(self._restore(f), y[:, 0])
         if not isinstance(energy, Tensor) or energy.shape != (f.shape[0],):
             what = tuple(energy.shape) if isinstance(energy, Tensor) else type(energy).__name__
@@ -122,7 +121,7 @@ class Custom(Likelihood):
         return hessian if f.requires_grad else hessian.detach()
 
     def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
-        """Of the Hessian; negative eigenvalues are dropped, with a warning."""
+        # Of the Hessian; negative eigenvalues are dropped, with a warning.
         hessian = self.hessian(f, y)
         if not bool(torch.isfinite(hessian.detach()).all()):
             raise NotFiniteError(
@@ -140,7 +139,7 @@ class Custom(Likelihood):
         return root[..., probes]
 
     def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
-        """The gradient at a drawn target."""
+        # The gradient at a drawn target.
         if self.sample is None:
             raise PeewitError(
                 "curvature='fisher' draws labels from the network, and this custom likelihood has no `sample`; give "
@@ -156,7 +155,7 @@ class Custom(Likelihood):
         return constant_like(y.shape[0], y)
 
     def distribution(self, f: Tensor) -> Distribution | None:
-        """The distribution of a target, where a function for it was given."""
+        # The distribution of a target, where a function for it was given.
         if self.predictive is None:
             return None
         return self.predictive(f.reshape(*f.shape[:-2], *(f.shape[-1:] if self.shape is None else self.shape)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class Gaussian(WithNoise):
         Gaussian(noise=0.1)
     """
 
-    noise: float | Tensor | str = 1.0
+    noise: float | Tensor | Literal["residuals"] = 1.0
 
     def __post_init__(self) -> None:
         if isinstance(self.noise, str):
@@ -92,7 +93,7 @@ class Gaussian(WithNoise):
         return self.factor.pow(-2)
 
     def with_noise(self, noise: float | Tensor) -> Gaussian:
-        """Another noise; one number is the common factor where each output has its own."""
+        # Another noise; one number is the common factor where each output has its own.
         value = as_noise(noise, "with_noise")
         values = value if self.awaits_residuals else self._values()
         if value.numel() == 1 and values.numel() > 1:
@@ -106,11 +107,11 @@ class Gaussian(WithNoise):
         return bool((ratios - 1).abs().max() < 1e-6)
 
     def prepare(self, f: Tensor, y: Tensor) -> Tensor:
-        """Whole numbers are numbers, where there is one for each output."""
+        # Whole numbers are numbers, where there is one for each output.
         return as_floating(y) if f.shape == y.shape or hold_one_each(f, y) else y
 
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
-        """Targets have the outputs' shape, or are one for each example: nothing is broadcast."""
+        # Targets have the outputs' shape, or are one for each example: nothing is broadcast.
         form = super().form(f, y, like)
         number = 1 if self.awaits_residuals else self._values().numel()
         if number not in (1, form.outputs):
@@ -121,7 +122,6 @@ class Gaussian(WithNoise):
         return form
 
     def targets(self, y: Tensor, form: Form) -> Tensor:
-        """(N, T, C)."""
         if not y.is_floating_point():
             raise ArgumentTypeError(
                 f"regression: targets have dtype {y.dtype}; expected numbers, such as y.float(), or y.astype(float) of "
@@ -130,13 +130,13 @@ class Gaussian(WithNoise):
         return form.flatten(y)
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
-        """`1/2 |(f - y) / ratio|^2`, (N,)."""
+        # `1/2 |(f - y) / ratio|^2`, (N,).
         ratios = self._ratios(f)
         residual = f - y.to(f.dtype)
         return 0.5 * (residual if ratios is None else residual / ratios).square().sum((1, 2))
 
     def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
-        """The identity, over the ratios."""
+        # The identity, over the ratios.
         ratios = self._ratios(f)
         if ratios is not None:
             return diagonal_root((1 / ratios).expand(f.shape), probes)
@@ -150,15 +150,14 @@ class Gaussian(WithNoise):
         return f.detach() + (noise if ratios is None else noise * ratios)
 
     def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
-        """The gradient at a drawn target."""
+        # The gradient at a drawn target.
         return score(self, f, self.sample(f, y, draws), create_graph)
 
     def log_z(self, scalars: float, noise_precision: Tensor) -> Tensor:
-        """`1/2 log(2 pi / noise_precision)` per scalar target: the ratios' logarithms have mean zero."""
+        # `1/2 log(2 pi / noise_precision)` per scalar target: the ratios' logarithms have mean zero.
         return 0.5 * scalars * (math.log(2 * math.pi) - noise_precision.log())
 
     def distribution(self, f: Tensor) -> Normal:
-        """(..., T, C)."""
         return Normal(f, self._values().to(f).expand(f.shape), validate_args=False)
 
     def beside_constant(self, f: Tensor, y: Tensor, energies: Energies, where: str) -> ConstantComparison:

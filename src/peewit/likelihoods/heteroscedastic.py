@@ -18,6 +18,7 @@ from .contract import WithNatural, constant_like, score
 from .form import ALL, Form, as_floating, usual_axis
 
 Parameters = Literal["raw", "natural", "mean_variance", "mean_log_variance"]
+"""What the two outputs of a head mean."""
 PARAMETERS = ("raw", "natural", "mean_variance", "mean_log_variance")
 FLOOR = 1e-8  # keeps the precision of the raw head away from zero
 
@@ -74,11 +75,11 @@ class HeteroscedasticGaussian(WithNatural):
         )
 
     def prepare(self, f: Tensor, y: Tensor) -> Tensor:
-        """Whole numbers are numbers."""
+        # Whole numbers are numbers.
         return as_floating(y)
 
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
-        """Twice as many outputs as targets along the output axis, which a single target need not have."""
+        # Twice as many outputs as targets along the output axis, which a single target need not have.
         axis = usual_axis(f.dim())
         shape = tuple(f.shape)
         expected: list[tuple[int, ...]] = []
@@ -96,7 +97,6 @@ class HeteroscedasticGaussian(WithNatural):
         return Form(axis, shape[1:])
 
     def targets(self, y: Tensor, form: Form) -> Tensor:
-        """(N, T, K)."""
         if not y.is_floating_point():
             raise ArgumentTypeError(
                 f"heteroscedastic: targets have dtype {y.dtype}; expected numbers, such as y.float(), or "
@@ -110,7 +110,7 @@ class HeteroscedasticGaussian(WithNatural):
         return target_form.flatten(y)
 
     def natural(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., 2K) -> eta1 and eta2, (..., K) each."""
+        # (..., 2K) -> eta1 and eta2, (..., K) each.
         first, second = f.chunk(2, -1)
         if self.parameters == "raw":
             return first, -0.5 * (torch.nn.functional.softplus(second) + FLOOR)
@@ -120,7 +120,14 @@ class HeteroscedasticGaussian(WithNatural):
         return first / variance, -0.5 / variance
 
     def moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., 2K) -> mean and variance, (..., K) each."""
+        """Compute the mean and the variance of each target.
+
+        Args:
+            f: Outputs (..., 2K).
+
+        Returns:
+            Mean and variance, (..., K) each.
+        """
         first, second = f.chunk(2, -1)
         if self.parameters == "mean_variance":
             return first, second
@@ -131,12 +138,12 @@ class HeteroscedasticGaussian(WithNatural):
         return first * variance, variance
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
-        """`1/2 ((y - mean)^2 / variance + log variance)`, (N,); not finite where a variance is not positive."""
+        # `1/2 ((y - mean)^2 / variance + log variance)`, (N,); not finite where a variance is not positive.
         mean, variance = self.moments(f)
         return 0.5 * ((y.to(f.dtype) - mean).square() / variance + variance.log()).sum((1, 2))
 
     def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
-        """`(d eta / d f)^T` times the root of the Hessian of the log-partition function, target by target."""
+        # `(d eta / d f)^T` times the root of the Hessian of the log-partition function, target by target.
         mean, variance = self.moments(f)
         deviation = variance.sqrt()
         zero = torch.zeros_like(mean)
@@ -162,15 +169,14 @@ class HeteroscedasticGaussian(WithNatural):
         return mean + variance.sqrt() * draws.normal(mean.shape[-1]).to(f.dtype)
 
     def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
-        """The gradient at a drawn target."""
+        # The gradient at a drawn target.
         return score(self, f, self.sample(f, y, draws), create_graph)
 
     def rest(self, y: Tensor) -> Tensor:
-        """`1/2 log 2 pi` per scalar target."""
+        # `1/2 log 2 pi` per scalar target.
         return constant_like(0.5 * math.log(2 * math.pi) * y.numel(), y)
 
     def distribution(self, f: Tensor) -> Normal:
-        """(..., T, K)."""
         mean, variance = self.moments(f)
         return Normal(mean, variance.sqrt(), validate_args=False)
 

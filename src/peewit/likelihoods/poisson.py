@@ -43,7 +43,6 @@ class Poisson(Likelihood):
     domain = "rates `exp(f)` overflow: the outputs are logarithms of rates"
 
     def targets(self, y: Tensor, form: Form) -> Tensor:
-        """(N, T, C) in floating point."""
         if y.is_complex() or y.dtype == torch.bool:
             raise ArgumentTypeError(f"count: targets have dtype {y.dtype}; expected whole numbers.")
         return form.flatten(y if y.is_floating_point() else y.double())
@@ -53,20 +52,19 @@ class Poisson(Likelihood):
         return ~((y >= 0) & (y == y.floor()) & torch.isfinite(y))
 
     def valid(self, y: Tensor, form: Form) -> Tensor:
-        """All targets are counts."""
+        # All targets are counts.
         return ~self._wrong(y).any()
 
     def complaint(self, y: Tensor, form: Form) -> str:
-        """The first that is none."""
         return f"count: target {y[self._wrong(y)][0].item():g} was given; expected whole numbers from 0 on."
 
     def energy(self, f: Tensor, y: Tensor) -> Tensor:
-        """`exp(f) - y f`, (N,)."""
+        # `exp(f) - y f`, (N,).
         f = f.double()  # two large numbers nearly cancel where counts are large
         return (f.exp() - y.to(f.dtype) * f).sum((1, 2))
 
     def root(self, f: Tensor, y: Tensor, probes: slice = ALL) -> Tensor:
-        """`exp(f / 2)` on the diagonal."""
+        # `exp(f / 2)` on the diagonal.
         return diagonal_root((f / 2).exp(), probes)
 
     def sample(self, f: Tensor, y: Tensor, draws: Hashed) -> Tensor:
@@ -83,16 +81,15 @@ class Poisson(Likelihood):
         return high.to(f.dtype)
 
     def drawn_score(self, f: Tensor, y: Tensor, draws: Hashed, create_graph: bool = False) -> Tensor:
-        """`exp(f) - drawn`."""
+        # `exp(f) - drawn`.
         with torch.set_grad_enabled(create_graph):
             return f.exp() - self.sample(f, y, draws)
 
     def rest(self, y: Tensor) -> Tensor:
-        """`log y!`."""
+        # `log y!`.
         return torch.lgamma(y.double() + 1).sum()
 
     def distribution(self, f: Tensor) -> PoissonDistribution:
-        """(..., T, C)."""
         return PoissonDistribution(f.exp(), validate_args=False)
 
     def beside_constant(self, f: Tensor, y: Tensor, energies: Energies, where: str) -> ConstantComparison:

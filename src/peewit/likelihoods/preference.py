@@ -47,7 +47,7 @@ class Preference(Bernoulli):
     constant = 0.0  # the difference of equal rewards
 
     def check_inputs(self, inputs: Any) -> Any:
-        """Pairs; refuses single inputs."""
+        # Pairs; refuses single inputs.
         if not isinstance(inputs, Pair):
             raise PeewitError(
                 f"preference: a batch has inputs that are a {type(inputs).__name__}; expected pairs: "
@@ -57,11 +57,11 @@ class Preference(Bernoulli):
         return inputs
 
     def asked(self, inputs: Any) -> Likelihood:
-        """Single inputs have a reward, and no outcome."""
+        # Single inputs have a reward, and no outcome.
         return self if isinstance(inputs, Pair) else Reward(self.ignore_index)
 
     def form(self, f: Tensor, y: Tensor, like: Form | None = None) -> Form:
-        """One reward per input, and one outcome per pair."""
+        # One reward per input, and one outcome per pair.
         if f[0].numel() != 1 or y.numel() != len(f):
             raise PeewitError(
                 f"preference: the network's output has shape {tuple(f.shape)} and the outcomes {tuple(y.shape)}; "
@@ -70,7 +70,6 @@ class Preference(Bernoulli):
         return Form(usual_axis(f.dim()), tuple(f.shape[1:]))
 
     def targets(self, y: Tensor, form: Form) -> Tensor:
-        """(N, 1, 1)."""
         return super().targets(y.reshape(len(y), *form.shape), form)
 
     def beside_constant(self, f: Tensor, y: Tensor, energies: Energies, where: str) -> ConstantComparison:

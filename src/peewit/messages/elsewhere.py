@@ -8,6 +8,15 @@ def rows(table: dict[str, str]) -> dict[str, str]:
     return {name: sentence for sentence, names in table.items() for name in names.split()}
 
 
+FUNCTIONS = (
+    "there is no posterior over functions; la.functional(x, joint=True) has the covariance of the linearised network's "
+    "outputs between inputs"
+)
+LOW_RANK = (
+    "no structure is of low rank; structure='kron' takes little memory, and structure='full' is exact for few weights, "
+    "such as weights='last_layer'"
+)
+
 # On a posterior.
 POSTERIOR = rows(
     {
@@ -15,6 +24,7 @@ POSTERIOR = rows(
         "use la.prior.precision, and la.with_prior(...) to change it": "prior_precision prior_precision_diag",
         "use la.prior.grouping, and la.with_prior(pw.Prior.layerwise(1.0)) or another to change it": "prior_structure",
         "use la.prior.mean": "prior_mean",
+        "the prior is of the weights; use la.prior.precision": "gp_kernel_prior_variance",
         "use la.precision.solve(v), the covariance times v, or la.precision.variance(), its diagonal": (
             "posterior_covariance posterior_variance"
         ),
@@ -44,7 +54,8 @@ POSTERIOR = rows(
         "its training data are not kept; la.update(data) adds more": "data X y train_loader fit",
         "la.weights.device is its device, and la.to(device) moves it": "device",
         "use la.predict(x) for labels and la.functional(x) for the outputs": (
-            "glm_predictive_distribution _glm_predictive_distribution functional_predict forward"
+            "glm_predictive_distribution _glm_predictive_distribution functional_predict forward predictive "
+            "predictive_moments"
         ),
         "use la.functional(x).cov, or la.functional(x, variance_only=True).cov for variances alone": (
             "functional_variance functional_variance_fast functional_covariance gp_quantities"
@@ -69,7 +80,19 @@ OPTIONS = rows(
         "give the prior as a value, such as prior=pw.Prior.layerwise(1.0) in the fit": "prior_structure",
         "use start=, and la.with_prior(...) for a value that stays": "init_prior_prec",
         "use limits=(smallest, largest), of precisions": "log_prior_prec_min log_prior_prec_max",
-        "use grid=[...] with the values": "grid_size",
+        "use grid=[...] with the values": "grid_size log_prior_prec_base",
+        "the score is the NLL on validation data or the evidence; for other metrics use pw.sweep(la, validation, "
+        "metric=...)": "loss",
+        "leave it out: no method= of tuning has a learning rate": "lr",
+        "leave it out: predictions are the same without it, and gradients in x are create_graph=True of la.predict": (
+            "fitting"
+        ),
+        "la.functional_samples(x, samples) are of the linearised network; for the network itself use la.predict(x, "
+        "method='sampled')": "pred_type",
+        "la.functional_samples(x, samples) are joint over all inputs; covariances between inputs are joint=True of "
+        "la.functional and la.predict": "joint",
+        "give all inputs by name, as in la.predict(**batch)": "model_kwargs",
+        f"leave it out: {FUNCTIONS}": "functional_approximation independent_outputs n_subset",
         "give options of the predictions that are scored as predict={...}": "link_approx n_samples",
         "give a batch as a mapping with 'labels'; all its other tensors go to the network": "dict_key_x dict_key_y",
         "gradients in x are create_graph=True of la.predict and la.functional": "enable_backprop",
@@ -94,23 +117,35 @@ PACKAGE = rows(
         "use pw.fit(..., structure='diag')": "DiagLaplace",
         "use pw.fit(..., structure='kron')": "KronLaplace",
         "use pw.fit(..., structure='full')": "FullLaplace",
-        "use pw.fit, whose structure= says how curvature is stored": (
-            "LowRankLaplace FunctionalLaplace BaseFunctionalLaplace ParametricLaplace BaseLaplace baselaplace"
+        "use pw.fit, whose structure= says how curvature is stored": ("ParametricLaplace BaseLaplace baselaplace"),
+        LOW_RANK: "LowRankLaplace",
+        FUNCTIONS: (
+            "FunctionalLaplace BaseFunctionalLaplace FunctionalLLLaplace FunctionalApproximation VaLLA ELLA SoDSampler"
         ),
         "use pw.fit(..., weights='last_layer')": (
-            "LLLaplace KronLLLaplace DiagLLLaplace FullLLLaplace LastLayerSubnetMask"
+            "LLLaplace KronLLLaplace DiagLLLaplace FullLLLaplace LastLayerSubnetMask FeatureExtractor lllaplace"
         ),
         "use pw.fit(..., weights=pw.Subnetwork(...))": (
             "SubnetLaplace FullSubnetLaplace DiagSubnetLaplace LargestMagnitudeSubnetMask RandomSubnetMask "
-            "LargestVarianceDiagLaplaceSubnetMask LargestVarianceSWAGSubnetMask"
+            "LargestVarianceDiagLaplaceSubnetMask LargestVarianceSWAGSubnetMask SubnetMask subnetlaplace"
         ),
         "use pw.fit(..., weights=[...]) with names or patterns": "ModuleNameSubnetMask ParamNameSubnetMask",
         "use la.tune() after training": "marglik_training",
         "choose the curvature by curvature= of pw.fit": (
-            "BackPackGGN BackPackEF CurvlinopsGGN CurvlinopsEF CurvlinopsHessian AsdlGGN AsdlEF AsdlHessian"
+            "BackPackGGN BackPackEF CurvlinopsGGN CurvlinopsEF CurvlinopsHessian AsdlGGN AsdlEF AsdlHessian "
+            "GGNInterface EFInterface CurvatureInterface BackPackInterface CurvlinopsInterface AsdlInterface"
         ),
         "options take texts, such as likelihood='classification' of pw.fit": (
             "Likelihood SubsetOfWeights HessianStructure PriorStructure TuningMethod PredType LinkApprox"
         ),
+    }
+)
+
+# Values of options.
+VALUES = rows(
+    {
+        LOW_RANK: "lowrank low_rank",
+        FUNCTIONS: "gp sod nystrom variational functional",
+        "give a value, such as weights=pw.Subnetwork.largest_variance(100)": "subnetwork",
     }
 )

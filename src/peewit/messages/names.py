@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from .elsewhere import OPTIONS
+from .elsewhere import OPTIONS, VALUES
 from .errors import ArgumentTypeError, PeewitError
 
 NOWHERE: Mapping[str, str] = {}
@@ -37,6 +37,9 @@ OTHERS: dict[str, str | tuple[str, ...]] = {
     "bernoulli": "binary",
     "gaussian": "regression",
     "poisson": "count",
+    "reward_modeling": "preference",
+    "reward_modelling": "preference",
+    "reward": "preference",
     "softmax": "classification",
     "mse": "regression",
     "glm": "linearised",
@@ -64,6 +67,7 @@ OTHERS: dict[str, str | tuple[str, ...]] = {
     "prior": "parameters",
     "noise": "parameters",
     "temperature": "parameters",
+    "prior_precision": ("prior", "precision"),
     "backend": "curvature",
     "num_samples": "samples",
     "log_marginal_likelihood": "log_evidence",
@@ -77,6 +81,11 @@ def unknown(name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> st
     """What follows "there is no such name": where to find it, or the name that was meant, as the end of a sentence."""
     near = nearest(name, known, elsewhere=elsewhere)
     return f"; {near}" if near else ". "
+
+
+def names_for_users(value: object, engine: Collection[str]) -> list[str]:
+    """What `dir` is to show of a value: public names, without those that only the library and extensions call."""
+    return sorted(name for name in object.__dir__(value) if not name.startswith("_") and name not in engine)
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5, elsewhere: Mapping[str, str] = NOWHERE) -> str:
@@ -106,7 +115,7 @@ def check_name(value: Any, known: Iterable[str], what: str) -> None:
     """Refuse what is not one of the names, and say which was meant."""
     names = tuple(known)
     if value not in names:
-        near = nearest(value, names) if isinstance(value, str) else ""
+        near = nearest(value, names, elsewhere=VALUES) if isinstance(value, str) else ""
         raise PeewitError(f"{what}={value!r} is not known; {near}Known: {', '.join(names)}.")
 
 

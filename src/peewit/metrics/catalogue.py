@@ -16,6 +16,7 @@ MetricName: TypeAlias = Literal[
     "coverage90", "coverage95", "sharpness", "pit_deviation", "aurc", "confidence", "overconfidence", "uncertainty",
     "auroc", "aupr", "fpr95",
 ]  # fmt: skip
+"""A metric of a report."""
 Measure = Callable[[Positions, Resampling], MetricDraws]
 
 

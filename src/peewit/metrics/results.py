@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-VariationKind: TypeAlias = Literal["shifts", "attacks"]  # corruptions, or inputs changed on purpose
+VariationKind: TypeAlias = Literal["shifts", "attacks"]
+"""Corruptions, or inputs changed on purpose."""
 Task: TypeAlias = Literal["classification", "regression"]
 
 

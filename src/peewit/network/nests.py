@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import torch.utils.checkpoint
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from ..messages.errors import ArgumentTypeError, PeewitError
 
-# A tensor, or tuples, lists and mappings of tensors: whatever the network takes.
-Inputs: TypeAlias = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
-# (x, y), ((x1, x2), y), or a mapping with "labels".
+
+class Array(Protocol):
+    """What numpy can read: its arrays, and the columns and frames of pandas and polars."""
+
+    def __array__(self) -> Any:
+        """The numbers as an array of numpy's."""
+
+
+Inputs: TypeAlias = Tensor | Array | tuple[Any, ...] | list[Any] | Mapping[str, Any]
+"""Inputs of the network: a tensor, an array, a data frame or lists of numbers, with a leading axis of examples; or
+tuples, lists and mappings of tensors or arrays, as the network takes them."""
+
+InputData: TypeAlias = Inputs | Iterable[Any] | Dataset[Any]
+"""Inputs to predict at: `Inputs`; or a DataLoader, a Dataset or another iterable of batches, with targets or
+without."""
+
+Targets: TypeAlias = Tensor | Array | list[Any]
+"""Targets, one per example: a tensor, an array, a column of a data frame or a list of numbers."""
+
 DataBatch: TypeAlias = Sequence[Any] | Mapping[str, Any]
-# Inputs and targets as tensors, or a DataLoader or another iterable of batches.
-Data: TypeAlias = tuple[Inputs, Tensor] | Iterable[DataBatch]
+"""Some examples: `(x, y)`, `((x1, x2), y)`, a mapping with "labels", or a `pw.Pair`."""
+
+Data: TypeAlias = tuple[Inputs, Targets] | Iterable[DataBatch] | Dataset[Any]
+"""Inputs with targets: a pair of `Inputs` and `Targets`; a DataLoader, a Dataset, or another iterable of
+`DataBatch`."""
 
 
 class Pair(NamedTuple):

@@ -12,8 +12,8 @@ from ..messages.names import check_name
 from ..priors.prior import Prior
 from ..weights.space import Space
 
-# The weights at which evidence is taken, and around which predictions are made.
 At: TypeAlias = Literal["trained_weights", "linear_mode"]
+"""The weights at which evidence is taken, and around which predictions are made."""
 
 
 def check_at(at: Any) -> None:

@@ -7,20 +7,42 @@ from itertools import count
 from typing import Any
 
 from ..messages.errors import PeewitError
+from ..messages.names import names_for_users
 from ..network.arrays import frame_names, in_order
 from ..network.scaling import Scaling
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """Names by which new data are matched with the data of the fit, and the scaling of its columns."""
+    """Names by which new data are matched with the data of the fit, and the scaling of its columns.
 
-    columns: tuple[str, ...] = ()  # all columns of a table in its order; without a header "0", "1", ...
-    targets: tuple[str, ...] = ()  # those of the columns that are targets
+    `la.schema` is one where a data frame was fitted, or where the command line fitted a table.
+
+    Attributes:
+        columns: Names of all columns, in the order of the table; "0", "1", ... without a header.
+        targets: Those of the columns that are targets.
+        header: Whether the columns have names.
+        named_inputs: Inputs that were chosen by name, in the network's order; empty where all others are inputs.
+        inputs: The inputs: `named_inputs`, or all columns but the targets.
+        classes: Names of the classes, in the order of the outputs. None where they have none.
+        scaling: Means and deviations of the columns, which the network has inside; `input_means`, `input_deviations`,
+            `target_means` and `target_deviations`. None where nothing was standardised.
+
+    Example:
+        >>> la.schema is None  # a fit to tensors
+        True
+    """
+
+    columns: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     header: bool = False
-    named_inputs: tuple[str, ...] = ()  # inputs that were chosen by name, in the network's order; () for all others
-    classes: tuple[str, ...] | None = None  # in the order of the outputs
-    scaling: Scaling | None = None  # which the network has inside: it takes and gives the units of the table
+    named_inputs: tuple[str, ...] = ()
+    classes: tuple[str, ...] | None = None
+    scaling: Scaling | None = None
+
+    def __dir__(self) -> list[str]:
+        """What is for users."""
+        return names_for_users(self, {"of_frames", "in_order"})
 
     def __post_init__(self) -> None:
         for names in (self.columns, self.targets, self.named_inputs, self.classes or ()):

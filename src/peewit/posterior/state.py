@@ -18,6 +18,7 @@ from ..messages.arguments import check_samples
 from ..messages.errors import PeewitError
 from ..network.identity import Identity
 from ..priors.prior import Number, Prior, as_prior
+from ..runtime.arithmetic import ArithmeticName
 from ..runtime.memory import Budget
 from ..tracing.knowledge import Knowledge
 from ..weights.space import Space, padding_rows
@@ -65,7 +66,7 @@ class PosteriorState:
         return self.totals.examples
 
     @property
-    def arithmetic(self) -> str:
+    def arithmetic(self) -> ArithmeticName:
         """How products are rounded."""
         return self.budget.arithmetic.name
 

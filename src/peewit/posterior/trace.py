@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
+
+TuneMethod: TypeAlias = Literal["evidence", "fixed_point", "training", "validation", "grid"]
+"""How `Laplace.tune` chooses a setting."""
 
 KEPT = 1_000_000  # numbers of precisions kept for all steps; of more groups the first and last step alone
 
@@ -58,7 +62,7 @@ class Trace:
         ('log evidence', True, True)
     """
 
-    method: str
+    method: TuneMethod
     objective: str
     groups: Sequence[str]
     values: tuple[float, ...]
@@ -76,7 +80,7 @@ class Trace:
 
     @staticmethod
     def of(
-        method: str,
+        method: TuneMethod,
         objective: str,
         groups: Sequence[str],
         steps: Sequence[TuningStep],

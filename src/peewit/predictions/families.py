@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +20,9 @@ from .classes import Classes
 from .mixture import Mixture, along_counts, along_second
 from .numbers import Moments
 from .outputs import Belief, GaussianOutputs, Samples
-from .prediction import Prediction, target_form
+from .prediction import LinkName, Prediction, target_form
 from .regression import Regression
 
-LinkName: TypeAlias = Literal["probit", "bridge", "bridge_normalised", "exact", "natural", "mean", "mc"]
 BeliefRule = Callable[[Belief], Tensor]
 Maker = Callable[[Belief, Likelihood, LinkName], Prediction]
 

@@ -10,11 +10,13 @@ from ..messages.arguments import check_samples
 from ..messages.errors import PeewitError
 from ..messages.names import check_name, nearest
 from ..posterior.linear_mode import At, check_at
-from .families import LinkName, family_of
+from .families import family_of
+from .prediction import LinkName
 
 POINTS = 4096  # quasi-random outputs that averages are taken over: about 1e-3 for ten classes
 WEIGHTS = 64  # draws of the weights
 PredictMethod: TypeAlias = Literal["linearised", "sampled"]
+"""Whose outputs are averaged: those of the linearised network, or of the network itself at drawn weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,10 @@ from ..posterior.network import Network, TooManyOutputs, network_of
 from ..runtime.progress import Progress
 from ..runtime.random import DEFAULT_SEED, seed_of
 from . import covariance, means, samples
-from .families import LinkName, make_prediction
+from .families import make_prediction
 from .options import PredictMethod, PredictOptions
 from .outputs import Belief, GaussianOutputs, Samples, join_beliefs
-from .prediction import Prediction
+from .prediction import LinkName, Prediction
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from ..messages.names import nearest
 from ..network.arrays import as_tensors
 from .isolation import isolate
 from .outputs import Belief, GaussianOutputs
+
+LinkName: TypeAlias = Literal["probit", "bridge", "bridge_normalised", "exact", "natural", "mean", "mc"]
+"""How outputs become labels. Each likelihood has some of them, the first of which is its default."""
 
 SHOWN = 3  # inputs that a repr shows
 
@@ -62,8 +65,8 @@ class Prediction(ABC):
     `aleatoric`, the uncertainty that would be left if the weights were known. Labels have both in nats, and they add up
     to `entropy`. Numbers have both as variances, and they add up to `variance`.
 
-    Type checkers know what all predictions share. For the rest, say which class it is:
-    `assert isinstance(pred, pw.Classes)`, and they know `pred.probs`.
+    Type checkers let a `Prediction` have what any of the five classes has, such as `pred.probs` and `pred.mean`. After
+    `assert isinstance(pred, pw.Classes)` they know what this class has, and what it has not.
 
     Attributes:
         belief: Distribution of the network's outputs, from which all else is computed.
@@ -85,7 +88,7 @@ class Prediction(ABC):
 
     belief: Belief
     likelihood: Likelihood
-    link: str
+    link: LinkName
 
     # Labels: subclasses inherit these docstrings
 
@@ -113,7 +116,7 @@ class Prediction(ABC):
         """
 
     @abstractmethod
-    def interval(self, level: float = 0.9) -> Tensor | tuple[Tensor, Tensor]:
+    def interval(self, level: float = 0.9) -> Any:  # tensor or pair: each class says which
         """Find what holds a new observation with probability `level`.
 
         Args:
@@ -163,6 +166,26 @@ class Prediction(ABC):
     @abstractmethod
     def epistemic(self) -> Tensor:
         """The uncertainty that comes from not knowing the weights, in nats or as a variance."""
+
+    if TYPE_CHECKING:  # what some of the classes have: a question to the wrong one is answered by __getattr__
+
+        @property
+        def probs(self) -> Tensor: ...
+        @property
+        def mode(self) -> Tensor: ...
+        @property
+        def argmax(self) -> Tensor: ...
+        @property
+        def entropy(self) -> Tensor: ...
+        @property
+        def aleatoric(self) -> Tensor: ...
+        @property
+        def mean(self) -> Tensor: ...
+        @property
+        def variance(self) -> Tensor: ...
+        @property
+        def std(self) -> Tensor: ...
+        def joint_log_prob(self, y: Tensor) -> Tensor: ...
 
     # Outputs of the network
 

@@ -7,22 +7,30 @@ form one set. The sets are found by evaluating the network, not by reading its c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..network.batches import Batches
+from ..network.calling import call
 from ..network.isolation import entry_point, isolated
-from ..network.modules import unwrap
-from ..network.nests import Data, count, take
+from ..network.modules import device_of, unwrap
+from ..network.nests import Data, Inputs, count, take, tensors
+from ..runtime.memory import budget
+from ..runtime.progress import Progress
 from .rescaling import FAINTEST, TOLERANCE, Names, RescaledNetwork, batch_statistics, root_mean_square
 
 EXAMPLES = 64  # of the first batch
+FEWEST = 8  # where memory is scarce: with fewer, statistics of the batch leave nothing of what weights do
 WHOLE = 0.1  # largest distance of a coefficient from one
 
 
 @entry_point
-def invariant_sets(model: nn.Module, data: Data) -> tuple[Names, ...]:
+def invariant_sets(
+    model: nn.Module, data: Data, memory: float | None = None, progress: bool = False
+) -> tuple[Names, ...]:
     """Disjoint sets of parameter names, in the network's order, found on the first batch of `data`.
 
     Normalisation layers use the statistics of the batch; the network is not changed. Of overlapping sets the first one
@@ -30,30 +38,55 @@ def invariant_sets(model: nn.Module, data: Data) -> tuple[Names, ...]:
     """
     model = unwrap(model)
     inputs = Batches(data, model).first()[0]
-    inputs = take(inputs, slice(0, min(count(inputs), EXAMPLES)))
-    with isolated(model), batch_statistics(model), torch.no_grad():
+    with isolated(model), batch_statistics(model), torch.no_grad(), closing(Progress(progress)) as bars:
+        inputs = take(inputs, slice(0, examples_within(model, inputs, memory)))
         network = RescaledNetwork.of(model, inputs)
-        sets = [*modules_and_tensors(network)]
+        sets = [*modules_and_tensors(network, bars)]
         for units in (network.modules, [(name,) for name in network.weights]):
-            sets += unions(network, units, sets)
+            sets += unions(network, units, sets, bars)
     order = {name: number for number, name in enumerate(network.weights)}
     return tuple(sorted((tuple(sorted(each, key=order.__getitem__)) for each in sets), key=lambda s: order[s[0]]))
 
 
-def modules_and_tensors(network: RescaledNetwork) -> Iterator[Names]:
+def examples_within(model: nn.Module, inputs: Inputs, memory: float | None) -> int:
+    """How many examples the network is asked about: fewer where what its modules return would not fit."""
+    examples = min(count(inputs), EXAMPLES)
+    if memory is None:
+        return examples
+    limit = budget(memory, device_of(model))
+    if examples <= FEWEST:
+        return examples
+    some = take(inputs, slice(0, FEWEST))
+    sizes: list[int] = []
+
+    def note(_: nn.Module, __: Any, output: Any) -> None:
+        sizes.extend(tensor.numel() * tensor.element_size() for tensor in tensors(output))
+
+    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        call(model, some)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    bytes_each = 2 * sum(sizes) / FEWEST  # twice: beside the outputs, how they move with a scale
+    return max(FEWEST, limit.count(bytes_each, examples))
+
+
+def modules_and_tensors(network: RescaledNetwork, bars: Progress) -> Iterator[Names]:
     """Modules that are invariant to the scale of weight and bias together, else single invariant tensors."""
-    for unit in network.modules:
+    for unit in bars.track(network.modules, len(network.modules), "scales of weights"):
         if network.invariant(unit):
             yield unit
         elif len(unit) > 1:
             yield from ((name,) for name in unit if network.invariant((name,)))
 
 
-def unions(network: RescaledNetwork, units: Iterable[Names], earlier: Iterable[Names]) -> list[Names]:
+def unions(network: RescaledNetwork, units: Iterable[Names], earlier: Iterable[Names], bars: Progress) -> list[Names]:
     """Unions of units that are in no set yet: the smallest whose columns sum to zero."""
     names = {name for each in earlier for name in each}
     free = [unit for unit in units if not names & {*unit}]
-    free = [unit for unit in free if root_mean_square(network.column(unit)) > FAINTEST * network.variation]
+    tracked = bars.track(free, len(free), "scales of several weights")
+    free = [unit for unit in tracked if root_mean_square(network.column(unit)) > FAINTEST * network.variation]
     sets: list[Names] = []
     if len(free) < 2:
         return sets

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..messages.errors import ArgumentTypeError, PeewitError
-from ..messages.names import nearest, spelled, spelled_class
+from ..messages.names import names_for_users, nearest, spelled, spelled_class
 from ..network.nests import Data
 from ..weights.groups import Groups
 from ..weights.space import Space
@@ -20,6 +20,12 @@ from .groupings import NAMES, Grouping, positions_among
 from .invariance import invariant_sets
 
 Number = int | float | Tensor
+"""A number, or a tensor with one or several."""
+# What the library asks of a prior: `dir` shows the rest.
+ENGINE = {
+    "group", "stretches", "refuse_unknown", "count", "names", "straddling", "bind", "least", "delta", "parts",
+    "only", "carry_over", "centre",
+}  # fmt: skip
 FLOOR = 1e-4  # a g-prior's least precision, as a share of the mean over the tensor
 
 
@@ -248,12 +254,19 @@ class Prior:
     @staticmethod
     @spelled
     def scale_invariant(
-        model: nn.Module, data: Data, *, merge: bool = False, precision: Number | list[float] = 1.0, mean: Number = 0.0
+        model: nn.Module,
+        data: Data,
+        *,
+        merge: bool = False,
+        precision: Number | list[float] = 1.0,
+        mean: Number = 0.0,
+        memory: float | None = None,
+        progress: bool = False,
     ) -> Prior:
         """One precision per parameter tensor, with the sets of tensors whose common scale changes no output.
 
-        A weight before a batch norm is such a set. The network is asked on the first batch of `data`. The sets stand in
-        `prior.sets` and in `la.coverage()`.
+        A weight before a batch norm is such a set. They are found by some evaluations of the network per weight tensor,
+        on up to 64 examples of the first batch of `data`. The sets stand in `prior.sets` and in `la.coverage()`.
 
         Args:
             model: The network.
@@ -261,12 +274,17 @@ class Prior:
             merge: One precision for each set, and one for each other tensor.
             precision: One precision for all groups to start with, or one per group.
             mean: The mean of all weights, or a tensor (D,) with one per weight.
+            memory: Bytes for what the layers return: with few, fewer examples are used, at least 8. None for 64.
+            progress: Whether to show progress bars.
 
         Returns:
             A prior with a group for each parameter tensor or, merged, for each set and each other tensor.
 
         Raises:
-            PeewitError: A precision is not a positive finite number.
+            PeewitError: A precision is not a positive finite number, the first batch has 1 example, or `memory` is not
+                positive.
+            ArgumentTypeError: The data has the wrong type.
+            NotFiniteError: The network's outputs hold NaN or Inf.
 
         Example:
             >>> normed = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
@@ -274,8 +292,12 @@ class Prior:
             (('0.weight', '0.bias'),)
         """
         precisions = _as_precisions(precision, "Prior.scale_invariant").reshape(-1)
-        sets = invariant_sets(model, data)
+        sets = invariant_sets(model, data, memory, progress)
         return Prior(groupings.ScaleInvariant(sets) if merge else groupings.Layerwise(sets), precisions, mean)
+
+    def __dir__(self) -> list[str]:
+        """What is for users."""
+        return names_for_users(self, ENGINE)
 
     @property
     def sets(self) -> groupings.Sets:

@@ -13,6 +13,8 @@ from ..messages.errors import ArgumentTypeError
 from ..messages.names import check_name
 
 ArithmeticName: TypeAlias = Literal["auto", "float32", "tf32", "bf16", "float64"]
+"""How products are rounded. "auto" follows torch's own switches, except that covariances of predictions
+take "tf32"."""
 
 
 @dataclass(frozen=True)

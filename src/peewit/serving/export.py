@@ -18,8 +18,7 @@ from ..likelihoods import NAMES, Likelihood
 from ..messages.errors import PeewitError
 from ..network.nests import Inputs, Pair, count, map_tensors
 from ..predictions import links
-from ..predictions.families import LinkName
-from ..predictions.prediction import Prediction
+from ..predictions.prediction import LinkName, Prediction
 from ..weights.ranges import WeightRange
 from .closed import ROOTS, Rows, SpectralForm
 from .copies import copy_sharing_weights

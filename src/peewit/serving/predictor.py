@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -13,7 +13,7 @@ from ..messages.errors import MismatchError, PeewitError
 from ..network.arrays import ready as as_ready
 from ..network.batches import without_labels
 from ..network.isolation import entry_point, outside_caller_modes
-from ..network.nests import Inputs, count, map_tensors, take
+from ..network.nests import Array, Inputs, count, map_tensors, take
 from ..posterior.network import network_of
 from ..predictions.options import PredictOptions
 from ..predictions.prediction import Prediction
@@ -64,7 +64,7 @@ class Predictor:
         """How predictions are made, in words."""
         return self._way.words
 
-    def __call__(self, x: Inputs | None = None, **inputs: torch.Tensor) -> Prediction:
+    def __call__(self, x: Inputs | None = None, **inputs: torch.Tensor | Array | list[Any]) -> Prediction:
         """Predict the labels at x, as `la.predict` does.
 
         Args:

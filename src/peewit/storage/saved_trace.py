@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..messages.errors import PeewitError
-from ..posterior.trace import Trace
+from ..posterior.trace import Trace, TuneMethod
 
 SavedNumber: TypeAlias = float | Literal["nan", "inf", "-inf"]  # JSON has no others
 
@@ -20,7 +20,7 @@ SavedNumber: TypeAlias = float | Literal["nan", "inf", "-inf"]  # JSON has no ot
 class SavedTrace:
     """A `Trace` in values that files hold."""
 
-    method: str
+    method: TuneMethod
     objective: str
     groups: tuple[str, ...] | None  # None: as the prior has them, for there can be millions
     values: tuple[SavedNumber, ...]

@@ -24,6 +24,7 @@ from .tape import Tape
 from .tracer import Tracer
 
 SubnetworkRule: TypeAlias = Literal["variance", "magnitude", "random"]
+"""How single weights are chosen: by their variance, by their size, or at random."""
 
 
 @spelled_class
@@ -68,6 +69,9 @@ class Subnetwork:
         Returns:
             The choice, for `weights=` of `pw.fit`.
 
+        Raises:
+            PeewitError: By `pw.fit`, where `size` is not a whole number from 1 to the number of weights.
+
         Example:
             >>> chosen = pw.Subnetwork.largest_variance(10)
             >>> pw.fit(model, (x, y), "classification", weights=chosen, structure="diag").D
@@ -85,6 +89,9 @@ class Subnetwork:
 
         Returns:
             The choice, for `weights=` of `pw.fit`.
+
+        Raises:
+            PeewitError: By `pw.fit`, where `size` is not a whole number from 1 to the number of weights.
 
         Example:
             >>> pw.Subnetwork.largest_magnitude(10).by
@@ -135,9 +142,9 @@ class Subnetwork:
         return masked_space_of(model, space, chosen)
 
 
-# Names of a choice, of parameters or patterns of them; a mask over all trainable weights, or over single tensors; or a
-# number of single weights.
 Weights: TypeAlias = WeightsName | str | Sequence[str] | Tensor | Mapping[str, Tensor] | Subnetwork
+"""The uncertain weights: a `WeightsName`; names of parameters, or patterns such as "head.*"; a mask, which is one
+tensor over all trainable weights or a mapping from names of parameters to tensors; or a `pw.Subnetwork`."""
 
 
 def masked_space_of(model: nn.Module, space: Space, chosen: Tensor) -> Space:

@@ -14,12 +14,13 @@ from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import check_name, nearest
 from ..network.nests import Data
 from ..posterior.linear_mode import At, check_at
+from ..posterior.trace import TuneMethod
 
 if TYPE_CHECKING:
     from ..posterior.state import PosteriorState
 
-TuneMethod: TypeAlias = Literal["evidence", "fixed_point", "training", "validation", "grid"]
 TuneParameter: TypeAlias = Literal["prior", "noise", "temperature"]
+"""What `Laplace.tune` may change."""
 PARAMETERS: tuple[TuneParameter, ...] = get_args(TuneParameter)
 METHODS: tuple[TuneMethod, ...] = get_args(TuneMethod)
 LIMITS = (1e-10, 1e10)  # of precisions
@@ -28,6 +29,7 @@ STEPS = {"evidence": 200, "fixed_point": 1000, "training": 200, "validation": 60
 TOLERANCES = {"evidence": 1e-6, "fixed_point": 1e-7, "training": 1e-6, "validation": 1e-3, "grid": 0.0}
 TURNS, TURNED = 100, 1e-2  # steps and tolerance with at='linear_mode': a hundredth of a precision
 Grid: TypeAlias = Sequence[float] | Tensor | Mapping[TuneParameter, Sequence[float] | Tensor]
+"""Values to try: prior precisions, or values of each parameter by its name."""
 
 
 @dataclass(frozen=True)

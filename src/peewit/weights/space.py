@@ -12,19 +12,44 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
+from ..messages.elsewhere import VALUES
 from ..messages.errors import PeewitError
+from ..messages.names import names_for_users
 from .ranges import WeightRange
 
-WeightsName: TypeAlias = Literal["all", "last_layer", "lora"]  # a choice of weights
+WeightsName: TypeAlias = Literal["all", "last_layer", "lora"]
+"""A choice of weights: all that are trainable, those of the last layer, or those of LoRA adapters."""
+
+ENGINE = {"describe_selection", "slice_of", "parts", "only"}  # what the library asks: `dir` shows the rest
 
 
 @dataclass(frozen=True)
 class Space:
-    """Selected weights: names in the network's order, sizes, and a mask where only some elements are selected."""
+    """Which weights are uncertain, and where each of them is in vectors of D weights.
+
+    `la.space` is one. Vectors hold the named tensors one after the other, each flattened.
+
+    Attributes:
+        names: Names of the parameters, in the order of the network.
+        shapes: Their shapes.
+        mask: Which of their elements are uncertain, booleans (total,). None for all of them.
+        total: Number of all elements of the named parameters.
+        size: Number D of uncertain weights.
+
+    Example:
+        >>> la.space.names, la.space.size
+        (('0.weight', '0.bias', '2.weight', '2.bias'), 51)
+        >>> la.weights[la.space.slices()["2.bias"]].shape  # where no mask is set
+        torch.Size([3])
+    """
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
-    mask: Tensor | None = None  # (total,) booleans over the named tensors' elements
+    mask: Tensor | None = None
+
+    def __dir__(self) -> list[str]:
+        """What is for users."""
+        return names_for_users(self, ENGINE)
 
     @property
     def total(self) -> int:
@@ -37,7 +62,15 @@ class Space:
         return self.total if self.mask is None else int(self.mask.sum())
 
     def slices(self) -> dict[str, slice]:
-        """Where each named tensor is in the vector of all their elements."""
+        """Find where each named parameter is in the vector of all their elements.
+
+        Returns:
+            A slice by name, of vectors (total,); without a mask these are vectors (D,).
+
+        Example:
+            >>> la.space.slices()["0.bias"]
+            slice(16, 24, None)
+        """
         slices, start = {}, 0
         for name, shape in zip(self.names, self.shapes, strict=True):
             slices[name] = slice(start, start + shape.numel())
@@ -45,7 +78,15 @@ class Space:
         return slices
 
     def counts(self) -> dict[str, int]:
-        """How many elements of each named tensor are selected."""
+        """Count the uncertain elements of each named parameter.
+
+        Returns:
+            Numbers by name, which add up to D.
+
+        Example:
+            >>> la.space.counts()["0.weight"]
+            16
+        """
         if self.mask is None:
             return {name: shape.numel() for name, shape in zip(self.names, self.shapes, strict=True)}
         return {name: int(self.mask[elements].sum()) for name, elements in self.slices().items()}
@@ -73,7 +114,21 @@ class Space:
             yield WeightRange(name, 0, shape.numel())
 
     def vector(self, model: nn.Module) -> Tensor:
-        """(D,): the network's weights, a copy."""
+        """Read the uncertain weights of a network.
+
+        Args:
+            model: The network, or another with the same parameters.
+
+        Returns:
+            A copy (D,) of its weights.
+
+        Raises:
+            AttributeError: The network has no parameter of a name in `names`.
+
+        Example:
+            >>> torch.equal(la.space.vector(model), la.weights)
+            True
+        """
         flat = torch.cat([model.get_parameter(name).detach().flatten() for name in self.names])
         return flat if self.mask is None else flat[self.mask.to(flat.device)]
 
@@ -122,7 +177,8 @@ def matching(model: nn.Module, patterns: Iterable[str]) -> tuple[str, ...]:
         hits = {name for name in all_names if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
         if not hits:
             near = difflib.get_close_matches(pattern, [*get_args(WeightsName), *all_names], n=3, cutoff=0.3)
-            raise PeewitError(f"weights={pattern!r} fits no parameter; the nearest names are {near or all_names[:3]}.")
+            advice = VALUES.get(pattern, f"the nearest names are {near or all_names[:3]}")
+            raise PeewitError(f"weights={pattern!r} fits no parameter; {advice}.")
         names |= hits
     return tuple(name for name in all_names if name in names)
 

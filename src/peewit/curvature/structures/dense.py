@@ -34,19 +34,17 @@ class Block(Structure):
         return [tuple(parts) for parts in parts_by_module.values()]
 
     def measure(self, source: Source) -> DenseSums:
-        """(P, P) per module."""
+        # (P, P) per module.
         return measure_groups(source, self.groups(source.task.space))
 
     def more(self, source: Source, earlier: DenseSums) -> DenseSums:
-        """Sums over earlier data and this."""
         return measure_groups(source, self.groups(source.task.space), None, earlier).after(earlier)
 
     def check(self, sums: DenseSums, space: Space) -> None:
-        """Refuse sums that are not of these weights."""
         sums.check(self.groups(space), space)
 
     def curvature(self, sums: DenseSums, space: Space) -> DenseCurvature:
-        """The sums are the matrices."""
+        # The sums are the matrices.
         return DenseCurvature(sums.of_used(space), space, "dense block of its module")
 
 
@@ -66,11 +64,9 @@ class Full(Structure):
     holds_hessian = True
 
     def measure(self, source: Source) -> DenseSums:
-        """(D, D)."""
         return self._measure(source)
 
     def more(self, source: Source, earlier: DenseSums) -> DenseSums:
-        """Sums over earlier data and this."""
         return self._measure(source, earlier).after(earlier)
 
     def _measure(self, source: Source, earlier: DenseSums | None = None) -> DenseSums:
@@ -78,9 +74,8 @@ class Full(Structure):
         return measure_groups(source, [tuple(space.parts())], space.mask, earlier)
 
     def check(self, sums: DenseSums, space: Space) -> None:
-        """Refuse sums that are not of these weights."""
         sums.check([tuple(space.parts())], space)
 
     def curvature(self, sums: DenseSums, space: Space) -> DenseCurvature:
-        """The sum is the matrix."""
+        # The sum is the matrix.
         return DenseCurvature(sums.of_used(space), space, "full matrix")

@@ -36,7 +36,7 @@ class Diag(Structure):
     enough = 10 << 30  # bytes; about half of it is taken
 
     def measure(self, source: Source) -> dict[WeightRange, Tensor]:
-        """(P,) per range of each weight."""
+        # (P,) per range of each weight.
         sums: dict[WeightRange, Tensor] = {}
         for batch in source:
             for jacobians in batch.probes():
@@ -45,14 +45,12 @@ class Diag(Structure):
         return sums
 
     def more(self, source: Source, earlier: dict[WeightRange, Tensor]) -> dict[WeightRange, Tensor]:
-        """Sums over earlier data and this."""
         sums = dict(earlier)
         for part, value in self.measure(source).items():
             accumulate(sums, part, value)
         return sums
 
     def check(self, sums: dict[WeightRange, Tensor], space: Space) -> None:
-        """Refuse sums that are not of these weights."""
         for part, value in sums.items():
             check_parts([part], space)
             check_shape(value, f"The diagonal of {part.name!r}", (part.stop - part.start,))
@@ -60,7 +58,7 @@ class Diag(Structure):
                 raise PeewitError(f"The diagonal of {part.name!r} has negative numbers")
 
     def curvature(self, sums: dict[WeightRange, Tensor], space: Space) -> DiagCurvature:
-        """One vector over all weights."""
+        # One vector over all weights.
         refuse_broken_curvature((part.name, value) for part, value in sums.items())
         return DiagCurvature(assemble_vector(sums, space), space)
 

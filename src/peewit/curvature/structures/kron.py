@@ -55,19 +55,17 @@ class Kron(Structure):
                 raise PeewitError(f"{type(self).__name__}({name}={value!r}): expected one of {known}.")
 
     def measure(self, source: Source) -> KronSums:
-        """One pass over the data."""
+        # One pass over the data.
         return measure_factors(self.approx, self.bias, source)
 
     def more(self, source: Source, earlier: KronSums) -> KronSums:
-        """Sums over earlier data and this."""
         return join_sums(earlier, measure_factors(self.approx, self.bias, source, earlier), source.task.space)
 
     def check(self, sums: KronSums, space: Space) -> None:
-        """Refuse sums that are not of these weights."""
         check_sums(sums, space, corrected=False)
 
     def curvature(self, sums: KronSums, space: Space) -> KronCurvature:
-        """Eigenvectors and eigenvalues of every factor."""
+        # Eigenvectors and eigenvalues of every factor.
         return decompose(sums, space, self._words())
 
     def _words(self) -> str:
@@ -106,15 +104,14 @@ class EKFAC(Structure):
         Kron(self.approx, self.bias)
 
     def measure(self, source: Source) -> KronSums:
-        """Factors first, then the second moments in their eigenbases."""
+        # Factors first, then the second moments in their eigenbases.
         return self._measure(source, KronSums())
 
     def more(self, source: Source, earlier: KronSums) -> KronSums:
-        """Sums over earlier data and this, in the eigenbases of the earlier."""
+        # Sums over earlier data and this, in the eigenbases of the earlier.
         return join_sums(earlier, self._measure(source, earlier), source.task.space)
 
     def check(self, sums: KronSums, space: Space) -> None:
-        """Refuse sums that are not of these weights."""
         check_sums(sums, space, corrected=True)
 
     def _measure(self, source: Source, earlier: KronSums) -> KronSums:
@@ -127,7 +124,7 @@ class EKFAC(Structure):
         return measure_corrections(sums, source)
 
     def curvature(self, sums: KronSums, space: Space) -> KronCurvature:
-        """The bases and moments are already there."""
+        # The bases and moments are already there.
         joint = ", joint bias" if self.bias == "joint" else ""
         return decompose(sums, space, f"eigenvalue-corrected Kronecker ({self.approx}{joint})")
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ...tracing.selection import Weights
 
 NumberArray = NDArray[Any]
+"""An array of numpy's."""
 MOST_HELD = 0.5  # of the rows: every class keeps some to train on
 
 

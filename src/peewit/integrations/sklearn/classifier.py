@@ -113,6 +113,10 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):  # type: ignore[misc
         Returns:
             Probabilities (N, classes), in the order of `classes_`.
 
+        Raises:
+            NotFittedError: `fit` was not called.
+            ValueError: scikit-learn refuses X, such as other columns than those of the fit, words, or missing values.
+
         Example:
             >>> classifier = pw.sklearn.LaplaceClassifier(random_state=0).fit(x, y)
             >>> bool((abs(classifier.predict_proba(x).sum(1) - 1) < 1e-6).all())
@@ -128,6 +132,10 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):  # type: ignore[misc
 
         Returns:
             Labels (N,), of the type that `fit` was given.
+
+        Raises:
+            NotFittedError: `fit` was not called.
+            ValueError: scikit-learn refuses X, such as other columns than those of the fit, words, or missing values.
 
         Example:
             >>> names = [("red", "green", "blue")[number] for number in y]
@@ -149,6 +157,11 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):  # type: ignore[misc
         Returns:
             Truth values (N, classes), in the order of `classes_`.
 
+        Raises:
+            PeewitError: `level` is not between 0 and 1.
+            NotFittedError: `fit` was not called.
+            ValueError: scikit-learn refuses X, such as other columns than those of the fit, words, or missing values.
+
         Example:
             >>> classifier = pw.sklearn.LaplaceClassifier(random_state=0).fit(x, y)
             >>> classifier.predict_set(x[:5], level=0.9).any(1).tolist()
@@ -164,6 +177,10 @@ class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):  # type: ignore[misc
 
         Returns:
             `total`, `epistemic` and `aleatoric`, (N,) each: entropies, of which the first is the sum of the others.
+
+        Raises:
+            NotFittedError: `fit` was not called.
+            ValueError: scikit-learn refuses X, such as other columns than those of the fit, words, or missing values.
 
         Example:
             >>> classifier = pw.sklearn.LaplaceClassifier(random_state=0).fit(x, y)

@@ -157,6 +157,10 @@ class LaplaceRegressor(RegressorMixin, MultiOutputMixin, LaplaceEstimator):  # t
         Returns:
             Means (N,), or (N, outputs) as `y` was; with `return_std=True` a pair of means and standard deviations.
 
+        Raises:
+            NotFittedError: `fit` was not called.
+            ValueError: scikit-learn refuses X, such as other columns than those of the fit, words, or missing values.
+
         Example:
             >>> regressor = pw.sklearn.LaplaceRegressor(random_state=0).fit(t, z[:, 0])
             >>> mean, std = regressor.predict(t, return_std=True)
@@ -180,6 +184,11 @@ class LaplaceRegressor(RegressorMixin, MultiOutputMixin, LaplaceEstimator):  # t
         Returns:
             The lower and the upper ends, each of the shape of `predict(X)`.
 
+        Raises:
+            PeewitError: `level` is not between 0 and 1.
+            NotFittedError: `fit` was not called.
+            ValueError: scikit-learn refuses X, such as other columns than those of the fit, words, or missing values.
+
         Example:
             >>> regressor = pw.sklearn.LaplaceRegressor(random_state=0).fit(t, z[:, 0])
             >>> low, high = regressor.predict_interval(t, level=0.9)
@@ -198,6 +207,10 @@ class LaplaceRegressor(RegressorMixin, MultiOutputMixin, LaplaceEstimator):  # t
         Returns:
             `total`, `epistemic` and `aleatoric`, each of the shape of `predict(X)`: standard deviations, whose squares
             add up.
+
+        Raises:
+            NotFittedError: `fit` was not called.
+            ValueError: scikit-learn refuses X, such as other columns than those of the fit, words, or missing values.
 
         Example:
             >>> regressor = pw.sklearn.LaplaceRegressor(random_state=0).fit(t, z[:, 0])

@@ -18,6 +18,7 @@ from ...messages.errors import ArgumentTypeError, PeewitError
 from ...runtime.progress import Progress
 
 Factory: TypeAlias = Callable[[int, int], nn.Module]
+"""A function of (columns, outputs) that returns a network to train."""
 LabelledTensors: TypeAlias = tuple[Tensor, Tensor]
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 NOTABLE = 1e-4  # nats, or squared deviations: stopping data that are told apart perfectly are fitted better forever
