@@ -92,7 +92,7 @@ TYPES = {
     "evaluation.subject": ("Baselines", "Baseline"),
     "evaluation.sweeps": ("SearchMethod",),
     "metrics.catalogue": ("MetricName",),
-    "metrics.results": ("Results", "VariationKind"),
+    "metrics.results": ("Results", "VariationName"),
     "figures.landscapes": ("LandscapeSource",),
     "figures.prediction": ("Band", "Map"),
     "figures.summary": ("Summary",),

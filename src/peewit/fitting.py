@@ -328,7 +328,7 @@ def products(
         batches,
         like_own_loss(model, family, batches.first),
         kind,
-        seed_of(generator, 62),
-        memory,
-        Progress(progress),
+        seed=seed_of(generator, 62),
+        memory=memory,
+        progress=Progress(progress),
     )

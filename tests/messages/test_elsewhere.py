@@ -127,6 +127,8 @@ def test_options_of_figures_and_metrics(la: pw.Laplace) -> None:
     ):
         with pytest.raises(pw.ArgumentTypeError, match=re.escape(says)):
             getattr(module, name)(None, **options)
+    with pytest.raises(pw.ArgumentTypeError, match=r"shift_curves\(\) has no option 'kind'; did you mean 'variation'"):
+        pw.figures.shift_curves(None, kind="attacks")  # type: ignore[call-arg]  # its name before
     with pytest.raises(pw.ArgumentTypeError, match="did you mean 'directions'"):
         pw.figures.landscape_1d(la, (X, Y), direction="random")
 

@@ -218,6 +218,12 @@ QUESTIONS = [
         T,
         ("Laplace(...) was called", "expected peewit.fit(model, data, likelihood)"),
     ),
+    Row(
+        "products without the call",
+        lambda w: pw.Products(w.model, w.la.space, (w.x, w.y), w.la.likelihood, pw.GGN()),
+        T,
+        ("Products(...) was called", "expected peewit.products(model, data, likelihood)"),
+    ),
     Row("the class itself", lambda w: pw.Laplace.predict(w.x), T, ("called on the class with a Tensor",)),
     Row("unknown row", lambda w: w.la.coverage()["0.weigt"], KeyError, ("'0.weigt' is not a parameter",)),
     Row("a short vector", lambda w: w.products().mv(torch.ones(3)), V, ("shape (3,)", "expected (..., 48)")),

@@ -136,6 +136,12 @@ def test_landscapes_show_their_progress_and_keep_to_memory(name: str, model: Cou
     assert torch.allclose(heights(memory=1.0), expected, rtol=1e-6)
     assert model.largest <= 6
     assert torch.equal(heights(examples=None), expected) and not torch.equal(heights(examples=8), expected)
+    many = moved(normal(1_020, 3, seed=5)), moved(classes(3, 1_020))  # the first 1,000 unless all are asked for
+    some, first, everything = (
+        draw(la, many, points=3, **options).data[0].to_json()
+        for options in ({}, {"examples": 1_000}, {"examples": None})
+    )
+    assert some == first != everything
     with pytest.raises(pw.PeewitError, match="leave memory out"):
         draw(pw.figures.landscape(la, (X, Y), points=3, dimensions=1 if name == "landscape_1d" else 2), memory=1.0)
 

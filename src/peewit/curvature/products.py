@@ -77,10 +77,16 @@ class Products:
         data: Batches,
         likelihood: Likelihood,
         curvature: CurvatureKind | Hessian | Auto,
+        *,
         seed: int = 0,
         memory: float | None = None,
         progress: Progress = QUIET,
     ) -> None:
+        """`pw.products` makes one; users do not."""
+        if not isinstance(data, Batches):
+            raise ArgumentTypeError(
+                "Products(...) was called; expected peewit.products(model, data, likelihood), which returns one."
+            )
         self.model = model
         self.space = space
         self._data = data

@@ -101,7 +101,7 @@ def curvature_matrices(
     matrices = []
     with closing(Progress(progress)) as bars:
         for kind in (Hessian(), GGN()):
-            products = Products(la.model, la.space, batches, la.likelihood, kind, la.state.measurement.seed)
+            products = Products(la.model, la.space, batches, la.likelihood, kind, seed=la.state.measurement.seed)
             work = bars.track(parts, len(parts), f"curvature: {kind.name}")
             rows = torch.cat([products.mv(units(part, la.state.weights))[:, on_device] for part in work])
             matrix = rows.double().cpu() * float(la.likelihood.noise_precision) / la.temperature

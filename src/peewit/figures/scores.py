@@ -10,7 +10,7 @@ from ..messages.errors import ArgumentTypeError, PeewitError
 from ..messages.names import check_name
 from ..metrics import catalogue
 from ..metrics.catalogue import MetricName
-from ..metrics.results import VariationKind
+from ..metrics.results import VariationName
 from . import style
 from .style import GREY, brief, graph_objects
 
@@ -152,12 +152,12 @@ def risk_coverage(*scores: MethodScores) -> Figure:
     return figure
 
 
-def shift_curves(report: Results, kind: VariationKind = "shifts", metric: MetricName | None = None) -> Figure:
+def shift_curves(report: Results, variation: VariationName = "shifts", metric: MetricName | None = None) -> Figure:
     """Draw a metric against the strength of each corruption or attack, one line per method.
 
     Args:
         report: A report of `pw.evaluate` with `shifts` or `attacks`.
-        kind: "shifts" for corruptions, or "attacks".
+        variation: "shifts" for corruptions, or "attacks".
         metric: Name of the metric, such as "nll"; None for the first one, the accuracy or RMSE.
 
     Returns:
@@ -165,23 +165,23 @@ def shift_curves(report: Results, kind: VariationKind = "shifts", metric: Metric
 
     Raises:
         ArgumentTypeError: `report` is not a report.
-        PeewitError: `kind` is none of the two, the report has none of this kind, or the metric is unknown.
+        PeewitError: `variation` is none of the two, the report has none of these, or the metric is unknown.
 
     Example:
         >>> pw.figures.shift_curves(report, metric="nll").data[0].x
         (0.0, 0.5, 1.0)
     """
     style.expect_report(report)
-    check_name(kind, get_args(VariationKind), "kind")
+    check_name(variation, get_args(VariationName), "variation")
     shifts_by_name: dict[str, list[tuple[str, Shift]]] = {}
     for scores in report.methods:
-        for name, shift in getattr(scores, kind).items():
+        for name, shift in getattr(scores, variation).items():
             shifts_by_name.setdefault(name, []).append((scores.name, shift))
     known = list(
         dict.fromkeys(name for shifts in shifts_by_name.values() for _, shift in shifts for name in shift.metrics)
     )
     if not known:
-        raise PeewitError(f"The report has no {kind}; evaluate with {kind}=...")
+        raise PeewitError(f"The report has no {variation}; evaluate with {variation}=...")
     drawn_metric = known[0] if metric is None else metric
     check_name(drawn_metric, known, "metric")
     figure = graph_objects().Figure()
@@ -197,7 +197,7 @@ def shift_curves(report: Results, kind: VariationKind = "shifts", metric: Metric
     words = catalogue.describe(drawn_metric).phrase
     names = list(dict.fromkeys(owners))
     alt = (
-        f"{style.sentence(words)} against the strength of {'attacks' if kind == 'attacks' else 'corruptions'} "
+        f"{style.sentence(words)} against the strength of {'attacks' if variation == 'attacks' else 'corruptions'} "
         f"({style.join(names)}), with a line and intervals for each method; strength 0 is the clean test set."
     )
     title = style.sentence(words)

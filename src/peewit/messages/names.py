@@ -52,6 +52,7 @@ OTHERS: dict[str, str | tuple[str, ...]] = {
     "data": ("test", "train", "validation"),
     "mode": "at",
     "mean": "at",
+    "kind": ("variation", "curvature"),
     "n": "samples",
     "sigma_noise": "noise",
     "sigma": "noise",

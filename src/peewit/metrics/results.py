@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-VariationKind: TypeAlias = Literal["shifts", "attacks"]
+VariationName: TypeAlias = Literal["shifts", "attacks"]
 """Corruptions, or inputs changed on purpose."""
 Task: TypeAlias = Literal["classification", "regression"]
 

@@ -265,8 +265,8 @@ class Prior:
     ) -> Prior:
         """One precision per parameter tensor, with the sets of tensors whose common scale changes no output.
 
-        A weight before a batch norm is such a set. They are found by some evaluations of the network per weight tensor,
-        on up to 64 examples of the first batch of `data`. The sets stand in `prior.sets` and in `la.coverage()`.
+        A weight before a batch norm is such a set. The search evaluates the network a few times per tensor, on up to 64
+        examples of the first batch of `data`. The sets stand in `prior.sets` and in `la.coverage()`.
 
         Args:
             model: The network.

@@ -13,7 +13,7 @@ from .. import figures
 from ..figures.style import strength
 from ..figures.unknown import ScoreName
 from ..metrics.catalogue import MetricName, describe
-from ..metrics.results import Curve, Estimate, MethodScores, Results, Shift, Specimen, VariationKind
+from ..metrics.results import Curve, Estimate, MethodScores, Results, Shift, Specimen, VariationName
 from .markup import Markup, table
 from .pictures import gallery, groups_of, label_text
 from .words import has_interval, interval, main_score, number, score, variation
@@ -300,7 +300,7 @@ def attacks(report: Results) -> Iterator[Plot]:
     )  # fmt: skip
 
 
-def shift_plots(report: Results, kind: VariationKind, title: str, caption: str) -> Iterator[Plot]:
+def shift_plots(report: Results, kind: VariationName, title: str, caption: str) -> Iterator[Plot]:
     """Curves against strength, one metric of one corruption at a time."""
     shifts_of_methods: list[dict[str, Shift]] = [getattr(each, kind) for each in report.methods]
     ways = list(dict.fromkeys(way for of_method in shifts_of_methods for way in of_method))

@@ -74,7 +74,7 @@ class DeferredOutputs(GaussianOutputs):
         return self.whole.rank
 
     def some(self, chosen: slice) -> GaussianOutputs:
-        """The belief about some of the inputs, each by itself."""
+        """The belief about some of the inputs, each on its own."""
         return self.whole.some(chosen)
 
     def _spread(self, eps: Tensor, chosen: slice) -> Tensor:

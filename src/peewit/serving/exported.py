@@ -86,7 +86,7 @@ class RowRoots(nn.Module):
 
 
 class Variances(nn.Module):
-    """Of the outputs, each by itself."""
+    """Of the outputs, each on its own."""
 
     def __init__(self, form: SpectralForm | DenseForm) -> None:
         super().__init__()

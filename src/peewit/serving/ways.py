@@ -201,7 +201,7 @@ def needs_settings(state: PosteriorState, network: Network, x: Inputs, options: 
 
 
 def closed_form_way(state: PosteriorState, pool: Pool[ClosedNetwork], x: Inputs, options: PredictOptions) -> Way | None:
-    """A plain pass, and a few products with what was worked out here; None where the last layer is no linear map."""
+    """A plain pass, and a few products with what was worked out here; None where the last layer is not a linear map."""
     with pool.borrow() as network, torch.no_grad():
         if type(network.use.rule) is not LinearRule or network.use.options is not None:
             return None

@@ -109,7 +109,7 @@ class PlainDerivatives:
         return again.shape == first.shape and bool((again - first).abs().max() <= bound * first.abs().max())
 
     def _nudged_weights(self) -> Iterator[dict[str, Tensor]]:
-        """Weights whose last digits are others, a few times; never where outputs change by themselves."""
+        """Weights whose last digits are others, a few times; never where outputs change on their own."""
         weights = [(name, weight.detach()) for name, weight in self.model.named_parameters()]
         generators = {weight.device: torch.Generator(weight.device).manual_seed(0) for _, weight in weights}
         for _ in range(DRAWS if self.is_repeatable(self.allowed.output) else 0):
