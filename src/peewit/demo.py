@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 import peewit as pw
 from peewit.data import FASHION_MNIST_CLASSES, fashion_mnist
+from peewit.evaluation.methods import best_temperature
 from peewit.metrics import accuracy, auroc, ece, nll
 from peewit.runtime import progress
 
@@ -117,21 +118,6 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, advance: Callable
     model.eval()
 
 
-def fit_temperature(logits: Tensor, labels: Tensor) -> Tensor:
-    """(): the number that logits (n, C) are divided by for the smallest NLL of labels (n,)."""
-    log_temperature = torch.zeros((), requires_grad=True)
-    optimiser = torch.optim.LBFGS([log_temperature], max_iter=50, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        value = F.cross_entropy(logits / log_temperature.exp(), labels)
-        value.backward()
-        return value
-
-    optimiser.step(loss)
-    return log_temperature.detach().exp()
-
-
 def entropy(probs: Tensor) -> Tensor:
     """(n,): the doubt in probabilities (n, C)."""
     doubt: Tensor = torch.special.entr(probs).sum(-1)
@@ -208,7 +194,7 @@ def compare(data: DemoData, console: Console, epochs: int) -> tuple[list[DemoSco
         f"of {percent(plain.sure)} of the images of classes that it has never seen.",
         highlight=False,
     )
-    temperature = fit_temperature(held, data.validation[1])
+    temperature = best_temperature(held.double(), data.validation[1])
     scaled = judge(TEMPERATURE, (logits / temperature).softmax(-1), y_test, (unknown / temperature).softmax(-1))
     with stage(console, "a posterior over its weights: pw.fit(model, train, ...)"):
         la = pw.fit(model, data.train, "classification")

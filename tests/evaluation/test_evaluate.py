@@ -20,7 +20,7 @@ from evaluating import C, agree, classifier, images, network
 from fitting import Broken, built, classes, normal, seeded
 from peewit.evaluation.attacks import Attack
 from peewit.evaluation.corruptions import InputRange, corrupt_images
-from peewit.evaluation.methods import dropouts
+from peewit.evaluation.methods import best_temperature, dropouts
 from peewit.likelihoods import Form
 from peewit.metrics import accuracy, aurc, auroc, brier, ece, ece_adaptive, ece_classwise, mce, nll
 from peewit.runtime.random import seed_of
@@ -591,3 +591,12 @@ def test_differences_from_the_method_asked_about() -> None:
     with_intervals = base.differences["nll"]
     assert with_intervals.high - with_intervals.low < 2 * (base.metrics["nll"].high - base.metrics["nll"].low)
     assert type(found).from_json(found.to_json()) == found
+
+
+def test_temperature_has_the_smallest_loss() -> None:
+    labels = torch.randint(4, (200,))
+    logits = 4 * (torch.randn(200, 4) + torch.nn.functional.one_hot(labels, 4))
+    found = best_temperature(logits.double(), labels)
+    losses = [torch.nn.functional.cross_entropy(logits / (found * factor), labels) for factor in (0.95, 1.0, 1.05)]
+    assert found > 1.5  # they are too sure
+    assert losses[1] < min(losses[0], losses[2])

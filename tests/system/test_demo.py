@@ -110,15 +110,6 @@ def test_the_code_that_the_demo_ends_with_runs() -> None:
     assert isinstance(names["la"], pw.Laplace)
 
 
-def test_temperature_has_the_smallest_loss() -> None:
-    labels = torch.randint(4, (200,))
-    logits = 4 * (torch.randn(200, 4) + torch.nn.functional.one_hot(labels, 4))
-    found = demo.fit_temperature(logits, labels)
-    losses = [torch.nn.functional.cross_entropy(logits / (found * factor), labels) for factor in (0.95, 1.0, 1.05)]
-    assert found > 1.5  # they are too sure
-    assert losses[1] < min(losses[0], losses[2])
-
-
 def test_interruption_prints_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: ModuleType
 ) -> None:

@@ -157,18 +157,18 @@ def fit_temperature(plain: Networks, batches: Batches, bars: Progress) -> float:
         return max(float(torch.cat(squares).mean()), QUIETEST)
     if not sum(map(len, labels)):
         raise PeewitError("validation has no labelled examples; expected some, for the temperature.")
-    return 1 / _steepness(torch.cat(logits), torch.cat(labels))
+    return best_temperature(torch.cat(logits), torch.cat(labels))
 
 
-def _steepness(logits: Tensor, labels: Tensor) -> float:
-    """The factor of logits (P, C) with the smallest NLL of labels (P,): the NLL is convex, its slope crosses 0 once."""
+def best_temperature(logits: Tensor, labels: Tensor) -> float:
+    """What to divide logits (P, C) by for the smallest NLL of labels (P,): it is convex, its slope crosses 0 once."""
     observed = logits.gather(-1, labels[:, None])[:, 0].mean()
     low, high = (1 / temperature for temperature in reversed(TEMPERATURES))
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
         slope = ((middle * logits).softmax(-1) * logits).nan_to_num(0.0).sum(-1).mean() - observed
         low, high = (low, middle) if bool(slope > 0) else (middle, high)
-    return math.sqrt(low * high)
+    return 1 / math.sqrt(low * high)
 
 
 def members(ensemble: Sequence[nn.Module], device: torch.device) -> tuple[nn.Module, ...]:

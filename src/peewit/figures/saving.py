@@ -85,7 +85,7 @@ def save(
         >>> pw.figures.save(pw.figures.spectra(la), "spectra.html", plotlyjs="cdn").name
         'spectra.html'
     """
-    target = target_path(path)
+    target = writable(path, "figure.html", (".html", ".png"))
     if not isinstance(figure, graph_objects().Figure):
         raise ArgumentTypeError(
             f"figure is a {type(figure).__name__}; expected a plotly figure, such as those of peewit.figures."
@@ -99,14 +99,6 @@ def save(
     with writing(target) as temporary:
         temporary.write_bytes(content)
     return target
-
-
-def target_path(path: str | os.PathLike[str]) -> Path:
-    """Check the path before any work is done."""
-    target = Path(os.fsdecode(path))
-    if target.suffix.lower() not in (".html", ".png"):
-        raise PeewitError(f"{target.name!r} ends in {target.suffix!r}; expected a name that ends in .html or .png.")
-    return writable(target, "figure.html")
 
 
 def page(figure: Figure, plotlyjs: Literal[True, "cdn"]) -> str:

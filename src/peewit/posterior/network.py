@@ -114,7 +114,11 @@ class Network:
     def slices(self, x: Inputs, probes: int | None = None) -> Iterator[slice]:
         """Slices of the examples whose output gradients (some probes) fit the budget; call inside `isolated`."""
         outputs = max(1, min(EXACT_OUTPUTS, self.outputs(x))) if probes is None else probes
-        return self.pieces(x, (4 + 1.25 * outputs) * self.knowledge.cost(x), 0.75)
+        return self.pieces(x, self.pulled_bytes(x, outputs), 0.75)
+
+    def pulled_bytes(self, x: Inputs, probes: int) -> float:
+        """Bytes of one example's layer outputs and of some output gradients; inputs of their kind have been seen."""
+        return (4 + 1.25 * probes) * self.knowledge.cost(x)
 
     def pieces(self, x: Inputs, bytes_each: float, share: float = 0.5) -> Iterator[slice]:
         """Slices of the examples that take so many bytes each, with a bar where progress is shown."""

@@ -26,19 +26,14 @@ LARGEST = 2**31 - 2**20  # bytes of numbers in one file of ONNX
 
 def target_path(path: str | os.PathLike[str]) -> Path:
     """Where to write; a package that is missing is found before the work."""
-    target = Path(os.fsdecode(path))
-    if target.suffix.lower() not in SUFFIXES:
-        raise PeewitError(
-            f"{target.name!r} ends in {target.suffix!r}; expected a name that ends in .pt2, for torch.export.load, or "
-            "in .onnx."
-        )
-    if target.suffix.lower() == ".onnx":
+    target = writable(path, "model.onnx", SUFFIXES)
+    if Path(os.fsdecode(path)).suffix.lower() == ".onnx":
         missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
             raise MissingPackageError(
                 f"A file of ONNX needs {' and '.join(missing)}, not installed here: pip install {' '.join(missing)}"
             )
-    return writable(target, "model.onnx")
+    return target
 
 
 def write(program: ExportedProgram, names: tuple[str, ...], x: Inputs, target: Path) -> None:

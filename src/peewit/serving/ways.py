@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..likelihoods import Form
 from ..network.isolation import outside_caller_modes
 from ..network.modules import every_module
-from ..network.nests import Inputs, count, take
+from ..network.nests import Inputs, take
 from ..posterior.network import Network, is_exact
 from ..predictions import means
 from ..predictions.covariance import are_aligned, covariance_blocks
@@ -219,7 +219,7 @@ def closed_form_way(state: PosteriorState, pool: Pool[ClosedNetwork], x: Inputs,
         form=gaussian_form,
         by_variance=form.outputs <= family_of(likelihood).links[options.link].by_variance,
         shift=means.displacement(state, options.at),
-        cost=5.25 * network.knowledge.cost(x),
+        cost=network.pulled_bytes(x, 1),
     )
     exclusive = state.weights.is_cuda and arithmetic.name not in ("auto", "float64")
 
@@ -258,7 +258,7 @@ class ClosedForm:
     def __call__(self, x: Inputs) -> GaussianOutputs:
         """At inputs of the right kind; with covariances when something asks for them."""
         with self.pool.borrow() as network:
-            parts = [network.plain_pass(some) for some in self._slices(x)]
+            parts = [network.plain_pass(take(x, chosen)) for chosen in network.pieces(x, self.cost, 0.75)]
         output, layer_inputs, shape = parts[0]
         if len(parts) > 1:
             output, layer_inputs = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
@@ -282,8 +282,3 @@ class ClosedForm:
         if not self.by_variance and isinstance(form, SpectralForm):
             return whole()
         return common.gaussian(mean, DeferredOutputs, blocks=None, now=form.variance(inputs, mean.dtype), later=whole)
-
-    def _slices(self, x: Inputs) -> list[Inputs]:
-        """Parts of the inputs that fit the budget: nearly always all of them."""
-        slices = list(self.common.budget.slices(count(x), self.cost, 0.75))
-        return [x] if len(slices) == 1 else [take(x, chosen) for chosen in slices]

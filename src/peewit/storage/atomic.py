@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..messages.errors import PeewitError
 
 
-def writable(path: str | os.PathLike[str], example: str) -> Path:
-    """Where to write; refuses what is not a place for a file, and names one that would be."""
+def writable(path: str | os.PathLike[str], example: str, suffixes: Sequence[str] = ()) -> Path:
+    """Where to write; refuses what is not a place for a file or has another ending, and names what would do."""
+    name = Path(os.fsdecode(path))
+    if suffixes and name.suffix.lower() not in suffixes:
+        raise PeewitError(
+            f"{name.name!r} ends in {name.suffix!r}; expected a name that ends in {' or '.join(suffixes)}."
+        )
     target = Path(os.path.realpath(os.fsdecode(path)))
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder; expected the name of a file, such as {example!r}.")
