@@ -60,7 +60,7 @@ endef
 INSTALL := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-random test-mutants test-machines test-numbers test-cuda test-dist lint format docs test-docs notebooks api gallery plotly demo bench bench-page quality quality-page dist hooks carry clean
+.PHONY: help install test test-random test-mutants test-machines test-numbers test-cuda test-dist lint format docs test-docs notebooks api gallery sizes plotly demo bench bench-page quality quality-page dist hooks carry clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -117,6 +117,9 @@ notebooks: $(TOOLS) ## write a notebook for every page with code into notebooks/
 
 api: $(TOOLS) ## write the reference from the docstrings, and the glossary
 	@$(RUN) tools/api.py
+
+sizes: $(TOOLS) ## count the lines and the tests of every room into docs/design.md
+	@$(RUN) tools/sizes.py
 
 gallery: $(TOOLS) ## make the pictures of docs/gallery.md and docs/report.md (needs a Chromium)
 	@OMP_NUM_THREADS=2 $(RUN) tools/gallery.py
