@@ -105,6 +105,18 @@ def test_separable_classes_are_doubted_by_the_evidence_alone(script: Script, tmp
     assert (tmp_path / "separable.png").is_file() == (importlib.util.find_spec("matplotlib") is not None)
 
 
+def test_groups_are_switched_off_whatever_the_features_were_learned_from(script: Script) -> None:
+    """The evidence of one precision per tensor is the larger one, and most tensors are off, for fresh labels too."""
+    pytest.importorskip("sklearn")
+    with torch.random.fork_rng(devices=[]):
+        found = script("features").main(["--quick"])
+    by_case = {(each.features, each.prior): each for each in found}
+    for features in ("of these labels", "of other labels", "untrained"):
+        one, several = (by_case[features, f"one {prior}"] for prior in ("precision", "per tensor"))
+        assert several.evidence > one.evidence and one.off == 0 and several.off >= 3
+        assert all(math.isfinite(each) for each in (one.nll, several.nll, one.nll_at_mode, several.nll_at_mode))
+
+
 def test_bytes_and_differences_are_read_as_they_were_written(script: Script, tmp_path: Path) -> None:
     readers = script("readers")
     images = torch.randint(256, (3, 5, 4), dtype=torch.uint8)
