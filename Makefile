@@ -137,13 +137,13 @@ demo: $(PACKAGE) ## real images: train, fit, tune, compare, and a report to open
 bench: $(TOOLS) ## measure speed and memory: ARGS="--device cuda --precision tf32", ARGS="--help"
 	@$(RUN) -m benchmarks.run $(ARGS)
 
-bench-page: $(TOOLS) ## write docs/benchmarks.md and its figures from FILES, which are benchmarks/results/*.json
+bench-page: $(TOOLS) ## write docs/benchmarks.md, its tables and its figures from FILES, which are benchmarks/results/*.json
 	@$(RUN) -m benchmarks.report $(FILES) --markdown docs/benchmarks.md --figures docs/figures/benchmarks
 
 quality: $(TOOLS) ## measure predictions on real tasks, what is not in the files yet: ARGS="--data DIR --reduced", ARGS="--help"
 	@$(RUN) -m benchmarks.quality.run $(ARGS)
 
-quality-page: $(TOOLS) ## write docs/quality.md and its figures from benchmarks/quality/results
+quality-page: $(TOOLS) ## write docs/quality.md, its tables and its figures from benchmarks/quality/results
 	@$(RUN) -m benchmarks.quality.page --markdown docs/quality.md --figures docs/figures/quality $(ARGS)
 
 # Without what earlier builds left behind, which setuptools would take in.
