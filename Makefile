@@ -118,7 +118,8 @@ notebooks: $(TOOLS) ## write a notebook for every page with code into notebooks/
 api: $(TOOLS) ## write the reference from the docstrings, and the glossary
 	@$(RUN) tools/api.py
 
-gallery: $(TOOLS) ## make the pictures of docs/gallery.md and docs/report.md (needs a Chromium)
+gallery: $(TOOLS) ## make the pictures of docs/gallery.md, docs/report.md (both need a Chromium) and docs/any_network.md
+	@$(RUN) tools/any_network.py
 	@OMP_NUM_THREADS=2 $(RUN) tools/gallery.py
 
 # The version that plotly for Python has inside; tests compare the two.
