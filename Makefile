@@ -121,7 +121,8 @@ api: $(TOOLS) ## write the reference from the docstrings, and the glossary
 sizes: $(TOOLS) ## count the lines and the tests of every room into docs/design.md
 	@$(RUN) tools/sizes.py
 
-gallery: $(TOOLS) ## make the pictures of docs/gallery.md and docs/report.md (needs a Chromium)
+gallery: $(TOOLS) ## make the pictures of docs/gallery.md, docs/report.md (both need a Chromium) and docs/any_network.md
+	@$(RUN) tools/any_network.py
 	@OMP_NUM_THREADS=2 $(RUN) tools/gallery.py
 
 # The version that plotly for Python has inside; tests compare the two.
@@ -140,13 +141,13 @@ demo: $(PACKAGE) ## real images: train, fit, tune, compare, and a report to open
 bench: $(TOOLS) ## measure speed and memory: ARGS="--device cuda --precision tf32", ARGS="--help"
 	@$(RUN) -m benchmarks.run $(ARGS)
 
-bench-page: $(TOOLS) ## write docs/benchmarks.md and its figures from FILES, which are benchmarks/results/*.json
+bench-page: $(TOOLS) ## write docs/benchmarks.md, its tables and its figures from FILES, which are benchmarks/results/*.json
 	@$(RUN) -m benchmarks.report $(FILES) --markdown docs/benchmarks.md --figures docs/figures/benchmarks
 
 quality: $(TOOLS) ## measure predictions on real tasks, what is not in the files yet: ARGS="--data DIR --reduced", ARGS="--help"
 	@$(RUN) -m benchmarks.quality.run $(ARGS)
 
-quality-page: $(TOOLS) ## write docs/quality.md and its figures from benchmarks/quality/results
+quality-page: $(TOOLS) ## write docs/quality.md, its tables and its figures from benchmarks/quality/results
 	@$(RUN) -m benchmarks.quality.page --markdown docs/quality.md --figures docs/figures/quality $(ARGS)
 
 # Without what earlier builds left behind, which setuptools would take in.

@@ -1,4 +1,8 @@
-"""A page and figures from measurements: `python -m benchmarks.report FILE... --markdown docs/benchmarks.md`."""
+"""Pages and figures from measurements: `python -m benchmarks.report FILE... --markdown docs/benchmarks.md`.
+
+The page has the goals, the main tables and the figures. A second one beside it, `benchmarks_tables.md`, has the other
+tables.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,14 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.journal import Run, merge, read
-from benchmarks.tables import NOTES, goal_table, heading, markdown, show, tables
+from benchmarks.tables import NOTES, Table, goal_table, heading, main_tables, markdown, other_tables, show
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+OTHERS = "benchmarks_tables.md"
+BEGINNING = """# Speed and memory: other tables
+
+[Speed and memory](benchmarks.md) has the goals, the main tables, the figures, and how all of it was measured.
+"""
 ORDER = {"fp32": 0, "tf32": 1, "bf16": 2, "default": 3}
 
 
@@ -28,15 +37,26 @@ def by_machine(runs: Sequence[Run]) -> list[list[Run]]:
 
 def measured_part(runs: Sequence[Run], figures: dict[int, list[tuple[str, str]]] | None = None) -> list[str]:
     """The lines between the markers; figures by the index of their machine, as (title, path)."""
-    lines: list[str] = []
+    lines = [f"[Other tables]({OTHERS}) have fits, the last layer, tuning, the linear mode, agreement and growth.", ""]
     for index, own in enumerate(by_machine(runs)):
-        lines += [f"## {heading(own[0])}", ""]
-        lines += markdown(goal_table(own))
-        for table in tables(own):
-            lines += markdown(table)
+        lines += section(own, [goal_table(own), *main_tables(own)])
         for title, path in (figures or {}).get(index, []):
             lines += [f"![{title}]({path})", ""]
-    return [*lines, "### What the columns mean", "", *[f"- {note}" for note in NOTES], ""]
+    return [*lines, *NOTED]
+
+
+def second_page(runs: Sequence[Run]) -> str:
+    """The other tables of every machine."""
+    lines = [line for own in by_machine(runs) for line in section(own, other_tables(own))]
+    return "\n".join([BEGINNING, *lines, *NOTED])
+
+
+def section(runs: Sequence[Run], shown: Sequence[Table]) -> list[str]:
+    """Tables of one machine."""
+    return [f"## {heading(runs[0])}", "", *[line for table in shown for line in markdown(table)]]
+
+
+NOTED = ["### What the columns mean", "", *[f"- {note}" for note in NOTES], ""]
 
 
 def write_page(path: Path, lines: Sequence[str]) -> None:
@@ -73,13 +93,16 @@ def main(arguments: list[str] | None = None) -> None:
     """Merge, print, and write the wanted files."""
     parser = argparse.ArgumentParser(prog="benchmarks.report", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--markdown", type=Path, help="the page whose measured part is replaced")
+    parser.add_argument(
+        "--markdown", type=Path, help="the page whose measured part is replaced; beside it the other tables"
+    )
     parser.add_argument("--figures", type=Path, help="the folder that figures are written to")
     options = parser.parse_args(arguments)
     runs = merge([read(path) for path in options.files])
     figures = draw(runs, options.figures, options.markdown) if options.figures else None
     if options.markdown:
         write_page(options.markdown, measured_part(runs, figures))
+        options.markdown.with_name(OTHERS).write_text(second_page(runs), encoding="utf-8")
     if not options.markdown and not options.figures:
         console = Console(width=None if Console().is_terminal else 150)
         for own in by_machine(runs):

@@ -334,9 +334,22 @@ MAKERS = (
 )
 
 
+MAIN = (predictive_table, single_table)  # beside the goals on the page that readers open
+
+
 def tables(runs: Sequence[Run]) -> list[Table]:
     """The tables of the sections that were measured."""
     return [table for table in (make(runs) for make in MAKERS) if table.rows]
+
+
+def main_tables(runs: Sequence[Run]) -> list[Table]:
+    """Those that readers ask for first."""
+    return [table for table in (make(runs) for make in MAKERS if make in MAIN) if table.rows]
+
+
+def other_tables(runs: Sequence[Run]) -> list[Table]:
+    """All others."""
+    return [table for table in (make(runs) for make in MAKERS if make not in MAIN) if table.rows]
 
 
 def thinned(rows: Sequence[Row], columns: int = 3) -> list[Row]:

@@ -1,9 +1,13 @@
-"""The page and its figures from the files alone: `python -m benchmarks.quality.page --markdown docs/quality.md`."""
+"""The page and its figures from the files alone: `python -m benchmarks.quality.page --markdown docs/quality.md`.
+
+A second page beside it, `quality_tables.md`, has the long tables.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +20,13 @@ from benchmarks.quality.store import RESULTS
 from benchmarks.tables import Table, markdown
 
 FINDINGS = Path(__file__).with_name("findings.md")  # written by hand
+TABLES = "quality_tables.md"  # the second page
+LONG = ("What was tried", "Other figures", "Stopping data instead of validation data", "Cost", "What was measured",
+        "By task")  # fmt: skip
+ALL = """# Quality: ways, cost and tasks
+
+The long tables of [quality of predictions](quality.md), which says what the ways are and how all of it was measured.
+"""
 WORDS = {True: "met", False: "**missed**", None: ""}
 INTRODUCTION = """# Quality of predictions
 
@@ -129,19 +140,43 @@ def tables(board: Board) -> list[tuple[str, list[Table]]]:
 
 
 def page(board: Board, pictures: Sequence[tuple[str, str]] = ()) -> str:
-    """The whole page; pictures are titles with paths."""
+    """The page that readers open; pictures are titles with paths."""
     lines = [INTRODUCTION, *completeness(board), *summary(board), *([] if board.reduced else findings())]
     for title, path in pictures:
         lines += [f"![{title}]({path})", ""]
-    lines.append(NOTES)
+    lines += [NOTES, *sections_of(board, long=False), "## More tables", ""]
+    lines += [
+        f"Every way, other figures, the cost, what was measured, and every task are in [long tables]({TABLES}).",
+        "",
+    ]
+    return linked(lines, sections_of(board, long=True), TABLES)
+
+
+def long_tables(board: Board) -> str:
+    """The second page."""
+    return linked([ALL, *sections_of(board, long=True)], sections_of(board, long=False), "quality.md")
+
+
+def sections_of(board: Board, long: bool) -> list[str]:
+    """The sections of one of the two pages."""
+    lines: list[str] = []
     for title, own in tables(board):
         shown = [table for table in own if table.rows]
-        if shown:
+        if shown and (title in LONG) == long:
             lines += [f"## {title}", ""]
             for table in shown:
                 lines += markdown(table)
                 lines += [EXPLAINED[table.title], ""] if table.title in EXPLAINED else []
-    return "\n".join(lines).rstrip() + "\n"
+    return lines
+
+
+def linked(lines: Sequence[str], other: Sequence[str], name: str) -> str:
+    """The text of a page, whose links to headings of the other page lead there."""
+    text = "\n".join(lines).rstrip() + "\n"
+    headings = [line.lstrip("# ").lower() for line in other if line.startswith("#")]
+    for anchor in (re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings):
+        text = text.replace(f"](#{anchor})", f"]({name}#{anchor})")
+    return text
 
 
 def draw(board: Board, folder: Path, start: Path) -> list[tuple[str, str]]:
@@ -164,10 +199,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     start = options.markdown.parent if options.markdown else Path(".")
     text = page(board, draw(board, options.figures, start) if options.figures else ())
     if options.markdown is None:
-        print(text)
+        print(text, long_tables(board), sep="\n")
         return
     options.markdown.parent.mkdir(parents=True, exist_ok=True)
     options.markdown.write_text(text, encoding="utf-8")
+    options.markdown.with_name(TABLES).write_text(long_tables(board), encoding="utf-8")
 
 
 if __name__ == "__main__":

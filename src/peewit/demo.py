@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 import peewit as pw
 from peewit.data import FASHION_MNIST_CLASSES, fashion_mnist
 from peewit.evaluation.methods import best_temperature
+from peewit.figures.style import graph_objects
 from peewit.metrics import accuracy, auroc, ece, nll
 from peewit.runtime import progress
 
@@ -144,8 +144,11 @@ def run(
 ) -> list[DemoScores]:
     """Train, fit, tune and compare, and write a report where one is wanted; the global random state stays as it was."""
     console = console or Console()
-    if report is not None and find_spec("plotly") is None:
-        console.print("No report will be written: its figures need plotly. pip install plotly", markup=False)
+    try:
+        if report is not None:
+            graph_objects()
+    except pw.MissingPackageError as error:
+        console.print(f"No report will be written. {error}", markup=False)
         report = None
     data = load(quick)
     with torch.random.fork_rng(devices=[]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ pytest.importorskip("typer", reason="no typer")
 import peewit as pw
 from commands import furnished, run
 from peewit.cli import datasets, networks, output
+from peewit.figures import style
 
 FIT = "fit -m NET:classifier -w weights.safetensors -l classification"
 USE = "-m NET:classifier -w weights.safetensors -p made.safetensors"
@@ -54,6 +56,23 @@ def test_a_missing_package_is_found_before_the_work(
     assert run(given, place) == 2
     told = capsys.readouterr()
     assert words in told.err and told.err.count("\n") == 1 and told.out == ""
+
+
+def test_a_broken_package_is_found_before_the_work(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plotly is there, and its import fails."""
+    broken = tmp_path / "broken" / "plotly"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('no module narwhals')\n")
+    monkeypatch.syspath_prepend(str(broken.parent))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "plotly"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(pw, "load", lambda *_, **__: pytest.fail("the work began"))
+    assert run(f"report {USE} --test train.npz -o page.html", place) == 2
+    assert "plotly, which is installed but cannot be imported: no module narwhals" in capsys.readouterr().err
+    with pytest.raises(pw.MissingPackageError, match="cannot be imported: no module narwhals"):
+        style.graph_objects()
 
 
 def test_a_table_of_another_program_is_named(place: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -488,10 +488,12 @@ def test_pages_keep_what_was_written_by_hand(tmp_path: Path) -> None:
         report.write_page(page, report.measured_part(found))
         text = page.read_text()
         assert "old" not in text and text.startswith("# Speed\n\nby hand\n") and text.endswith("\n\nalso by hand\n")
-        assert "abacus" in text and "| fp32 | peewit, kron, exact | 2.5 (1 run) | 2 | 4 |" in text
-        assert "| tf32 | peewit, kron, exact | 1.5 (1 run) | 1 | 2 |" in text
+        assert "abacus" in text and "### Fits" not in text
         assert "| what | of | goal | fp32 | tf32 |" in text
     assert text == (page.write_text(text), page.read_text())[1]
+    others = report.second_page(found)
+    assert "abacus" in others and "| fp32 | peewit, kron, exact | 2.5 (1 run) | 2 | 4 |" in others
+    assert "| tf32 | peewit, kron, exact | 1.5 (1 run) | 1 | 2 |" in others
     page.write_text(f"{report.BEGIN} {report.BEGIN} {report.END}")
     with pytest.raises(ValueError, match="expected one each"):
         report.write_page(page, [])
@@ -521,6 +523,7 @@ def test_figures_are_written_and_linked(tmp_path: Path) -> None:
     assert picture.name == "weights-cuda-fp32.png" and picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 10_000
     assert "](figures/weights-cuda-fp32.png)" in page.read_text()
+    assert "### Growth" in page.with_name(report.OTHERS).read_text() and "### Growth" not in page.read_text()
 
 
 def test_inputs_to_predict_at_are_not_among_the_data() -> None:

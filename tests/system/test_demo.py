@@ -70,7 +70,8 @@ def test_quick_demo_writes_a_report(
 def test_without_plotly_the_demo_goes_on(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     monkeypatch.setattr(demo, "compare", lambda *_, **__: ([], {}))
     demo.run(quick=True, report=tmp_path / "no.html")
     assert "pip install plotly" in " ".join(capsys.readouterr().out.split())

@@ -73,6 +73,7 @@ def test_the_page_is_what_the_files_say() -> None:
     written = [line for line in text_of("docs/quality.md").splitlines() if not line.startswith("![")]
     expected = page.page(board()).splitlines()
     assert [line for line in written if line] == [line for line in expected if line]
+    assert text_of("docs/quality_tables.md") == page.long_tables(board())
 
 
 @pytest.mark.parametrize("network", ["resnet20", "resnet56"])

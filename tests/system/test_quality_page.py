@@ -296,7 +296,10 @@ def test_a_page_from_files(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert text.index("## The goals") < text.index("## What we found") < text.index("## How it was measured")
     assert "| third | choose | 150 |" in text
     assert "- choose: **missed**, 1 of 2 tasks (classes 1 of 1, numbers 0 of 1); missed: third +0.200." in text
-    assert "not measured" in text and "failed 1 of 6" in text
+    longer = target.with_name("quality_tables.md").read_text(encoding="utf-8")
+    assert "not measured" in longer and "failed 1 of 6" in longer
+    assert "## What was measured" in longer and "## What was measured" not in text
+    assert "[One table](quality_tables.md#what-was-measured)" in text and "](#" not in longer.partition("## By task")[2]
     for name in ("nll-classes", "nll-numbers", "coverage"):
         assert f"](figures/{name}.png)" in text
         assert (tmp_path / "docs" / "figures" / f"{name}.png").stat().st_size > 5000

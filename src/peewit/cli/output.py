@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
@@ -128,9 +129,16 @@ def check_writable(path: Path, suffixes: Sequence[str] = ()) -> Path:
 
 
 def require_package(module: str, what: str, package: str) -> None:
-    """Refuse work that needs an extra which is not installed, before any of it is done."""
+    """Refuse work that needs an extra which cannot be imported, before any of it is done."""
     if find_spec(module) is None:
         raise Problem(f"{what} need {package}, which is not installed: pip install {package.lower()}.")
+    try:
+        import_module(module)
+    except Exception as error:  # of another version, or half installed
+        raise Problem(
+            f"{what} need {package}, which is installed but cannot be imported: {error}. Try pip install -U "
+            f"{package.lower()}."
+        ) from error
 
 
 def require_packages_for(*paths: Path) -> None:

@@ -41,7 +41,11 @@ def graph_objects() -> Any:
     try:
         import plotly.graph_objects
     except ImportError as error:
-        raise MissingPackageError("Figures need plotly, which is not installed: pip install plotly") from error
+        if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "plotly":
+            raise MissingPackageError("Figures need plotly, which is not installed: pip install plotly") from error
+        raise MissingPackageError(
+            f"Figures need plotly, which is installed but cannot be imported: {error}. Try pip install -U plotly."
+        ) from error
     return plotly.graph_objects
 
 
