@@ -69,7 +69,7 @@ EXTRAS = {
 }
 # What signatures name besides public names: aliases and classes, by the module that defines them.
 TYPES = {
-    "network.nests": ("Data", "Inputs", "InputData", "Targets", "Batch", "Array"),
+    "network.nests": ("Data", "Inputs", "InputData", "Targets", "DataBatch", "Array"),
     "tracing.selection": ("Weights", "SubnetworkRule"),
     "weights.space": ("WeightsName",),
     "likelihoods": ("LikelihoodName", "Form"),
@@ -98,7 +98,7 @@ TYPES = {
     "figures.summary": ("Summary",),
     "figures.unknown": ("ScoreName",),
     "figures.ways": ("DirectionName",),
-    "integrations.sklearn.base": ("Numbers",),
+    "integrations.sklearn.base": ("NumberArray",),
     "integrations.sklearn.training": ("Factory",),
 }
 TYPES_HEAD = """# Types

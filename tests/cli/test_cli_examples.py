@@ -98,6 +98,7 @@ def make_files() -> None:
         Path(f"{name}.toml").write_text(f'{RUN}posterior = "{posterior}.safetensors"\n')
 
 
+@pytest.mark.filterwarnings("ignore:The geometric mean of the precisions:peewit.TuningWarning")
 @pytest.mark.parametrize("line", LINES)
 def test_examples_run_as_they_are_printed(
     line: str, furnished_folder: Path, capsys: pytest.CaptureFixture[str]

@@ -24,7 +24,7 @@ ENGINE = {
     "title", "caveat", "domain", "prepare", "form", "check_inputs", "asked", "bind", "targets", "valid",
     "complaint", "known", "labelled", "scalars", "rest", "log_z", "draws", "drawn_score", "sample", "root",
     "rank", "link_family", "decisions", "constant", "beside_constant", "in_target_units", "residual_advice",
-    "uneven_advice", "same_ratios",
+    "uneven_advice", "same_ratios", "awaits_residuals",
 }  # fmt: skip
 
 
@@ -348,6 +348,8 @@ class WithNoise(Likelihood):
     Attributes:
         noise: The standard deviation, or one per output.
         factor: The standard deviation, or the common factor of several, ().
+        awaits_residuals: Whether `fit` has to find the noise, from the network's residuals; `with_noise` then takes one
+            per output. By default not.
         residual_advice: What a diagnosis advises where residuals are of another size than predicted.
         uneven_advice: What a diagnosis advises where residuals of some outputs are, and those of others are not.
 

@@ -35,6 +35,7 @@ class Gaussian(WithNoise):
     Attributes:
         factor: The common factor of all standard deviations, ().
         noise_precision: One over the square of `factor`, ().
+        awaits_residuals: Whether `noise` is "residuals".
 
     Raises:
         PeewitError: `noise` is not a positive finite number, several of them, or "residuals".
