@@ -29,7 +29,7 @@ STEP = re.compile(
     r"^```python\n(?P<code>.*?)^```$|^!\[(?P<alt>[^\]]*)\]\((?P<path>figures/gallery/[^)]+)\)$", re.M | re.S
 )
 REPORT = DOCS / "figures" / "report.png"
-WINDOW = {"width": 1200, "height": 1200}  # down to the first figure
+WINDOW = {"width": 1200, "height": 1130}  # down to the first figure
 BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 LARGEST = 230_000  # bytes of a picture
 COLOURS = 256
@@ -43,11 +43,17 @@ def draw(figure: Any, path: Path) -> int:
 
 
 def draw_report(path: Path) -> int:
-    """Write the top of the demo's page, in light colours, as a picture that is sharp at two pixels for one."""
-    executable = next(found for name in BROWSERS if (found := shutil.which(name)))
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    """Write the top of the demo's page as a picture, and return its bytes."""
+    with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         demo.run(report=page)
+        return draw_page(page, path)
+
+
+def draw_page(page: Path, path: Path) -> int:
+    """Write the top of a page, in light colours, as a picture that is sharp at two pixels for one."""
+    executable = next(found for name in BROWSERS if (found := shutil.which(name)))
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         tab = browser.new_page(viewport=WINDOW, device_scale_factor=2, color_scheme="light")
         tab.goto(page.as_uri())
