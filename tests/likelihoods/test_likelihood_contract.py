@@ -155,7 +155,7 @@ DEFAULTS: dict[str, tuple[Any, Any]] = {
     "prepare": (lambda own: own.prepare(normal(20, 2), Y) is Y, True),
     "form": (lambda own: own.form(normal(20, 2), Y), FORM),
     "check_inputs": (lambda own: own.check_inputs(FLAT) is FLAT, True),
-    "asked": (lambda own: own.asked(FLAT) is own, True),
+    "for_inputs": (lambda own: own.for_inputs(FLAT) is own, True),
     "bind": (lambda own: own.bind(FORM) is own, True),
     "targets": (lambda own: own.targets(Y, FORM), FLAT),
     "valid": (lambda own: [bool(own.valid(each, FORM)) for each in (FLAT, FLAT / 0)], [True, False]),

@@ -51,7 +51,7 @@ class Scorer(ABC):
         """(N,) each: how sure the prediction of each input is, averaged over its (labelled) positions."""
 
     @abstractmethod
-    def predicted(self) -> Tensor | None:
+    def point_predictions(self) -> Tensor | None:
         """(N,): the likeliest class or the mean of each input; None where an input has several."""
 
 
@@ -135,7 +135,7 @@ class ClassScorer(Scorer):
         known = None if y is None else self.labels(y)[1]
         return {name: _average(values, known).cpu() for name, values in scores.items()}
 
-    def predicted(self) -> Tensor | None:
+    def point_predictions(self) -> Tensor | None:
         """The likeliest class."""
         log_probs = self.log_probs
         return log_probs[:, 0].argmax(-1).cpu() if log_probs.shape[1] == 1 else None
@@ -186,7 +186,7 @@ class NumberScorer(Scorer, ABC):
         scores = {"variance": variance} | ({} if epistemic is None else {"epistemic_variance": epistemic})
         return {name: values.flatten(1).mean(1).cpu() for name, values in scores.items()}
 
-    def predicted(self) -> Tensor | None:
+    def point_predictions(self) -> Tensor | None:
         """The mean."""
         mean = self.moments()[0].flatten(1)
         return mean[:, 0].cpu() if mean.shape[1] == 1 else None

@@ -93,14 +93,14 @@ def differences(metrics: Mapping[str, MetricDraws], first: Mapping[str, MetricDr
     Of a coverage, which should be one number, it is the distances from that number that are compared.
     """
     pairs = {
-        name: compared(name, draws).less(compared(name, first[name]))
+        name: distance_from_ideal(name, draws).less(distance_from_ideal(name, first[name]))
         for name, draws in metrics.items()
         if name in first
     }
     return {name: draws.estimate for name, draws in pairs.items() if draws is not None}
 
 
-def compared(name: str, draws: MetricDraws) -> MetricDraws:
+def distance_from_ideal(name: str, draws: MetricDraws) -> MetricDraws:
     """What of a metric is smaller or larger where a method is better."""
     ideal = METRICS[name].ideal
     return draws if ideal is None else draws.distance(ideal)

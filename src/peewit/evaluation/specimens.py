@@ -132,7 +132,7 @@ class Gallery:
         self, name: str, inputs: Inputs, scorer: Scorer, scores: Mapping[str, Tensor], first: int
     ) -> None:
         """Look at one batch of unknown inputs, for those that the method is surest of."""
-        specimens, predicted = self.unknown.setdefault(name, []), scorer.predicted()
+        specimens, predicted = self.unknown.setdefault(name, []), scorer.point_predictions()
         if predicted is None:
             return
         classes = isinstance(scorer, ClassScorer)

@@ -21,7 +21,7 @@ from .form import ALL, Form, equal_form
 
 # What the library asks of a likelihood, and what extensions override: `dir` shows the rest.
 ENGINE = {
-    "title", "caveat", "domain", "prepare", "form", "check_inputs", "asked", "bind", "targets", "valid",
+    "title", "caveat", "domain", "prepare", "form", "check_inputs", "for_inputs", "bind", "targets", "valid",
     "complaint", "known", "labelled", "scalars", "rest", "log_z", "draws", "drawn_score", "sample", "root",
     "rank", "link_family", "decisions", "constant", "beside_constant", "in_target_units", "residual_advice",
     "uneven_advice", "same_ratios", "awaits_residuals",
@@ -165,7 +165,7 @@ class Likelihood(ABC):
         """
         return inputs
 
-    def asked(self, inputs: Any) -> Likelihood:
+    def for_inputs(self, inputs: Any) -> Likelihood:
         """Choose the likelihood of predictions at inputs: itself, unless they are of another kind than the data's.
 
         Args:

@@ -56,7 +56,7 @@ class Preference(Bernoulli):
             )
         return inputs
 
-    def asked(self, inputs: Any) -> Likelihood:
+    def for_inputs(self, inputs: Any) -> Likelihood:
         # Single inputs have a reward, and no outcome.
         return self if isinstance(inputs, Pair) else Reward(self.ignore_index)
 

@@ -76,7 +76,7 @@ class Stopping:
     gains: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)  # of gains in the decrements before them
 
-    def left(self, decrement: float) -> float:
+    def remaining(self, decrement: float) -> float:
         """Nats to the minimum, about."""
         nats = decrement * max([1.0, *self.shares[-RECENT:]])
         if decrement <= EXACT * self.tolerance or len(self.gains) < 2:
@@ -96,7 +96,7 @@ class Stopping:
         if self.before > 0:
             self.gains.append(self.gain)
             self.shares.append(self.gain / self.before if self.gain > self.slack else 1.0)
-        log.left, log.slack = self.left(decrement), self.slack
+        log.left, log.slack = self.remaining(decrement), self.slack
         self.before = decrement
         if log.left <= self.tolerance:
             log.converged, log.stopped = True, f"at most {self.tolerance:g} nats are left"

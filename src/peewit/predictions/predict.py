@@ -46,7 +46,7 @@ def predict(
 ) -> Prediction:
     """The belief about the outputs, and the prediction made of it; `Laplace.predict` explains the options."""
     x = without_labels(la.model, x)
-    likelihood = la.likelihood.asked(x)
+    likelihood = la.likelihood.for_inputs(x)
     options = PredictOptions.of(likelihood, method, link, samples, joint, create_graph, at)
     check_generator(generator)
     belief = belief_about(la, network_of(la, memory, progress, quickly=True), x, options, generator)
@@ -92,7 +92,7 @@ def predict_batches(
     for inputs in each_batch(batches, joint, progress):
         x = without_labels(la.model, inputs)
         if not beliefs:
-            likelihood = la.likelihood.asked(x)
+            likelihood = la.likelihood.for_inputs(x)
             options = PredictOptions.of(likelihood, method, link, samples, joint, create_graph, at)
         again = None if seed is None else torch.Generator(la.weights.device).manual_seed(seed)
         beliefs.append(belief_about(la, network, x, options, again))

@@ -118,7 +118,7 @@ class BasisWeights:
         constant = torch.stack(constants).sum(0) if constants else None
         return BasisWeights(parts=[*self.parts, *others.parts], constant=constant)
 
-    def projected(self, basis: Tensor | None) -> BasisWeights:
+    def project(self, basis: Tensor | None) -> BasisWeights:
         """The variances of the outputs that they make: of `basis diag(weights) basis^T`, with (C, R)."""
         if basis is None:
             return self
@@ -187,7 +187,7 @@ def spectral_form(precision: Blocks, jacobians: dict[WeightRange, Piece], mean: 
         return None
     variances = BasisWeights(parts=[], constant=None)
     for each in all_bases:
-        variances = variances.plus(each.weights.projected(each.basis))
+        variances = variances.plus(each.weights.project(each.basis))
     if all(each.basis is None for each in all_bases):
         return SpectralForm(bases=all_bases, basis=None, variances=variances, dtype=dtype)
     identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)

@@ -63,9 +63,9 @@ def export(
     target = None if path is None else target_path(path)
     closed = exportable(way, options, likelihood, x)
     number = checked_batch(batch)
-    x = repeated(x, 2 if number is None else number)
+    x = repeat(x, 2 if number is None else number)
     module = module_of(closed, options, likelihood, x)
-    program = traced(module, x, number is None)
+    program = trace_program(module, x, number is None)
     compare(program, way(x), x)
     if target is not None:
         write(program, module.rule.names, x, target)
@@ -84,7 +84,7 @@ def exportable(way: Way, options: PredictOptions, likelihood: Likelihood, x: Inp
     known = tuple(PROGRAMS.get(likelihood.link_family, ()))
     if isinstance(x, Pair) or not known:
         what = "pairs of inputs" if isinstance(x, Pair) else type(likelihood).__name__
-        have = [kind.__name__ for kind in NAMES.values() if kind().asked(None).link_family in PROGRAMS]
+        have = [kind.__name__ for kind in NAMES.values() if kind().for_inputs(None).link_family in PROGRAMS]
         raise PeewitError(
             f"Predictions of {what} cannot be exported; expected single inputs, and {', '.join(have[:-1])} or "
             f"{have[-1]}."
@@ -103,7 +103,7 @@ def exportable(way: Way, options: PredictOptions, likelihood: Likelihood, x: Inp
     return way.closed
 
 
-def repeated(x: Inputs, number: int) -> Inputs:
+def repeat(x: Inputs, number: int) -> Inputs:
     """So many examples: the first ones again where there are fewer."""
     chosen = torch.arange(number, device="cpu") % count(x)
     examples: Inputs = map_tensors(lambda tensor: tensor[chosen.to(tensor.device)].clone(), x)
@@ -253,7 +253,7 @@ def dense_rows(block: OperatorBlock, jacobians: Mapping[WeightRange, Piece]) -> 
     return Rows(turn=turn, shift=shift, outputs=len(places))
 
 
-def traced(module: ExportedModule, x: Inputs, dynamic: bool) -> ExportedProgram:
+def trace_program(module: ExportedModule, x: Inputs, dynamic: bool) -> ExportedProgram:
     """By torch.export, for any number of examples or as many as x has."""
     shapes = None
     if dynamic:

@@ -134,7 +134,7 @@ class Predictor:
             True
         """
         network_of(self._state, None)
-        likelihood = self._state.likelihood.asked(self._examples)
+        likelihood = self._state.likelihood.for_inputs(self._examples)
         return export(self._way, self._options, likelihood, self._examples, path, batch)
 
     def _ready(self, x: Inputs) -> Inputs:

@@ -155,12 +155,12 @@ def pool_of(make: Callable[[], Served | None]) -> Pool[Served] | None:
     first = make()
     if first is None:
         return None
-    pool: Pool[Served] = Pool(lambda: required(make()))
+    pool: Pool[Served] = Pool(lambda: require(make()))
     pool.idle.append(first)
     return pool
 
 
-def required(item: Served | None) -> Served:
+def require(item: Served | None) -> Served:
     """What was there once is there again."""
     assert item is not None
     return item
@@ -176,7 +176,7 @@ def served_way(state: PosteriorState, pool: Pool[Any], x: Inputs, options: Predi
     with pool.borrow() as network:
         exclusive = needs_settings(state, network, x, options)
     ask = sampled_belief if options.method == "sampled" else linearised_belief
-    likelihood = state.likelihood.asked(x)
+    likelihood = state.likelihood.for_inputs(x)
 
     def run(x: Inputs) -> Prediction:
         with ExitStack() as stack:
@@ -211,7 +211,7 @@ def closed_form_way(state: PosteriorState, pool: Pool[ClosedNetwork], x: Inputs,
         budget, arithmetic = network.budget, network.budget.arithmetic
     if gaussian_form is None:
         return None
-    likelihood = state.likelihood.asked(x)
+    likelihood = state.likelihood.for_inputs(x)
     closed = ClosedForm(
         state=state,
         pool=pool,

@@ -166,7 +166,7 @@ def spread(data: Any, examples: int, model: nn.Module) -> list[tuple[Inputs, Ten
     """Some of the training examples, spread evenly over them: batches may hold one class each."""
     batches, step = Batches(data, model, "The training data"), -(-examples // EXAMPLES)
 
-    def chosen() -> Iterator[tuple[Inputs, Tensor]]:
+    def choose() -> Iterator[tuple[Inputs, Tensor]]:
         seen = 0
         for inputs, targets in batches:
             rows = slice(-seen % step, None, step)
@@ -179,4 +179,4 @@ def spread(data: Any, examples: int, model: nn.Module) -> list[tuple[Inputs, Ten
             )
 
     with torch.random.fork_rng(devices=[]):  # a shuffled loader draws from the global generator
-        return list(merge_batches(chosen(), lambda _: EXAMPLES // 4, True))
+        return list(merge_batches(choose(), lambda _: EXAMPLES // 4, True))
