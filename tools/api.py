@@ -97,7 +97,7 @@ TYPES = {
     "figures.prediction": ("Band", "Map"),
     "figures.summary": ("Summary",),
     "figures.unknown": ("ScoreName",),
-    "figures.ways": ("DirectionName",),
+    "figures.directions": ("DirectionName",),
     "integrations.sklearn.base": ("NumberArray",),
     "integrations.sklearn.training": ("Factory",),
 }

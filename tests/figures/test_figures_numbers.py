@@ -22,7 +22,7 @@ from environment import DEVICE
 from figure_cases import Small, case
 from fitting import Gained, normal, seeded
 from peewit import figures
-from peewit.figures import gaussian, losses, prediction, sampling, unknown, ways
+from peewit.figures import directions, gaussian, losses, prediction, sampling, unknown
 from peewit.figures import summary as summaries
 from peewit.figures.landscapes import in_plane, ring
 
@@ -244,10 +244,10 @@ def test_line_is_the_middle_of_the_plane() -> None:
 def test_random_directions_have_filters_as_long_as_the_trained_ones() -> None:
     small = case("images")
     la = small.fit("kron")
-    drawn = ways.filter_normalised(la, 2, seeded(0))
+    drawn = directions.filter_normalised(la, 2, seeded(0))
     assert not torch.equal(drawn[0], drawn[1])
-    assert torch.equal(drawn, ways.filter_normalised(la, 2, seeded(0)))
-    assert not torch.equal(drawn, ways.filter_normalised(la, 2, seeded(1)))
+    assert torch.equal(drawn, directions.filter_normalised(la, 2, seeded(0)))
+    assert not torch.equal(drawn, directions.filter_normalised(la, 2, seeded(1)))
     conv, head = small.model[0], small.model[3]
     first = drawn[0]
     for number in range(2):
@@ -257,7 +257,7 @@ def test_random_directions_have_filters_as_long_as_the_trained_ones() -> None:
     rows = first[20 : 20 + 96].view(3, 32)
     torch.testing.assert_close(rows.norm(dim=1), head.weight.detach().norm(dim=1))
     biases = small.fit("full", weights=["0.bias"])
-    alone = ways.filter_normalised(biases, 1, seeded(0))[0]
+    alone = directions.filter_normalised(biases, 1, seeded(0))[0]
     assert float(alone.norm()) == pytest.approx(float(conv.bias.detach().norm()))
 
 
@@ -267,7 +267,7 @@ def test_eigen_directions_are_the_dense_ones(structure: str, largest: int) -> No
     la = case("classes").fit(structure)
     identity = torch.eye(la.D, dtype=torch.float64, device=DEVICE)
     values, vectors = torch.linalg.eigh(la.precision.mv(identity))
-    found = ways.eigen(la, 2, seeded(0), dense=largest)
+    found = directions.eigen(la, 2, seeded(0), dense=largest)
     for number in range(2):
         wanted = vectors[:, -1 - number] / values[-1 - number].sqrt()
         sign = torch.sign(wanted @ found[number])

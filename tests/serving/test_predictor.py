@@ -24,7 +24,7 @@ from peewit.network.nests import take
 from peewit.predictions.families import FAMILIES, family_of, make_prediction
 from peewit.predictions.prediction import LinkName
 from peewit.runtime.memory import budget
-from peewit.serving.closed import DeferredOutputs
+from peewit.serving.last_layer import DeferredOutputs
 from snapshots import same, snapshot
 from tables import moved
 

@@ -18,9 +18,9 @@ from peewit.evaluation.corruptions import CORRUPTIONS
 from peewit.evaluation.subject import Baseline
 from peewit.evaluation.sweeps import SEARCHES, SearchMethod
 from peewit.evaluation.variations import AttackName, ShiftName
+from peewit.figures.directions import DirectionName
 from peewit.figures.losses import REACH
 from peewit.figures.unknown import SCORES, ScoreName
-from peewit.figures.ways import DirectionName
 from peewit.metrics.catalogue import METRICS, MetricName
 from peewit.metrics.results import MethodScores, Results, VariationName
 from peewit.predictions.families import FAMILIES

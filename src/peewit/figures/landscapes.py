@@ -13,9 +13,9 @@ from ..laplace import Laplace
 from ..messages.errors import PeewitError
 from ..network.nests import Data
 from . import style
+from .directions import DirectionName
 from .losses import EXAMPLES, Landscape, landscape
 from .style import BLUE, GREEN, ORANGE, graph_objects
-from .ways import DirectionName
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -25,7 +25,8 @@ from ..predictions.families import family_of
 from ..runtime.progress import Progress
 from ..runtime.random import generator_of
 from ..weights.vectors import unflatten
-from . import style, ways
+from . import style
+from .directions import DirectionName, choose
 
 REACH = {"eigen": 3.0, "random": 1.0}  # deviations of the posterior; lengths of the filters
 UNITS = {"eigen": "standard deviations", "random": "lengths of the trained filters"}
@@ -128,7 +129,7 @@ def landscape(
     la: Laplace,
     data: Data,
     *,
-    directions: ways.DirectionName | Tensor = "eigen",
+    directions: DirectionName | Tensor = "eigen",
     dimensions: int = 2,
     reach: float | None = None,
     points: int | None = None,
@@ -175,7 +176,7 @@ def landscape(
     if examples is not None and not is_count(examples):
         raise PeewitError(f"examples={examples!r} was given; expected a positive whole number, or None for all.")
     kind = directions if isinstance(directions, str) else "given"
-    axes = ways.choose(la, directions, dimensions, generator_of(generator))
+    axes = choose(la, directions, dimensions, generator_of(generator))
     far = REACH.get(kind, 1.0) if reach is None else reach
     if not 0 < far < math.inf:
         raise PeewitError(f"reach={reach!r} was given; expected a positive number.")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..messages.errors import PeewitError
-from .isolation import isolate
+from .lazy_values import isolate
 from .prediction import Prediction, format_values
 
 

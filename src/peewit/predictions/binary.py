@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..messages.arguments import check_samples
-from .isolation import isolate
 from .label_rules import pair_entropies_of_draws
 from .labels import Labels
+from .lazy_values import isolate
 from .outputs import Belief
 from .prediction import SHOWN, check_level, format_values, jointly, uniforms
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..messages.arguments import check_samples
-from .isolation import isolate
 from .labels import Labels
+from .lazy_values import isolate
 from .outputs import Belief
 from .prediction import SHOWN, check_level, format_values, jointly, uniforms
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .isolation import isolate
+from .lazy_values import isolate
 from .prediction import Prediction
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, distributions
 
 from ..messages.arguments import check_samples
 from . import links
-from .isolation import isolate
+from .lazy_values import isolate
 from .numbers import Moments, Numbers
 from .prediction import check_level
 from .target_distribution import TargetDistribution, draw

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .isolation import isolate
+from .lazy_values import isolate
 from .prediction import SHOWN, Prediction, target_form
 
 

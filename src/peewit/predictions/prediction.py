@@ -16,7 +16,7 @@ from ..messages.arguments import check_generator
 from ..messages.errors import ArgumentTypeError, MissingPackageError, PeewitError
 from ..messages.names import nearest
 from ..network.arrays import as_tensors
-from .isolation import isolate
+from .lazy_values import isolate
 from .outputs import Belief, GaussianOutputs
 
 LinkName: TypeAlias = Literal["probit", "bridge", "bridge_normalised", "exact", "natural", "mean", "mc"]

@@ -9,7 +9,7 @@ from torch import Tensor, distributions
 
 from ..messages.arguments import check_samples
 from ..messages.errors import PeewitError
-from .isolation import isolate
+from .lazy_values import isolate
 from .numbers import Moments, Numbers
 from .outputs import GaussianOutputs, normals
 from .prediction import check_level, normal_quantile

@@ -32,7 +32,7 @@ from .choice import Choice, choose
 from .examples import EVERY, HeldExamples
 from .result import Recommendation, TriedRecipe
 from .table import grow_table
-from .trying import (
+from .trials import (
     Allowance,
     Attempt,
     Clock,

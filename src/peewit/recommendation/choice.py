@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..likelihoods import WithNoise
 from ..messages.errors import PeewitError
 from .examples import HeldExamples
-from .trying import Attempt, RecipeTask, nll
+from .trials import Attempt, RecipeTask, nll
 
 LIKELY = 3.0  # nats between two evidences, from which on they tell recipes apart: a factor of 20 in probability
 

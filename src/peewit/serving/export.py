@@ -20,7 +20,6 @@ from ..network.nests import Inputs, Pair, count, map_tensors
 from ..predictions import links
 from ..predictions.prediction import LinkName, Prediction
 from ..weights.ranges import WeightRange
-from .closed import ROOTS, Rows, SpectralForm
 from .copies import copy_sharing_weights
 from .exported import (
     BinaryRule,
@@ -39,6 +38,7 @@ from .exported import (
     Variances,
 )
 from .files import quiet, target_path, write
+from .last_layer import ROOTS, Rows, SpectralForm
 from .network import ClosedNetwork, LastLayer, mode_for
 from .ways import ClosedForm, Way, owners_of
 

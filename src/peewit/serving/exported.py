@@ -17,7 +17,7 @@ from ..network.calling import output_in, run_plainly
 from ..network.nests import Inputs, map_tensors
 from ..predictions import label_rules, links
 from ..predictions.predict import flat_outputs
-from .closed import BasisWeights, DenseForm, Rows, SpectralForm, Turned
+from .last_layer import BasisWeights, DenseForm, Rows, SpectralForm, Turned
 from .network import LastLayer
 
 SHIFTS = 6  # by which the argument of the digamma function grows until its series is good to 1e-11

@@ -29,8 +29,8 @@ from ..tracing.forward_mode import apply
 from ..tracing.knowledge import Learner
 from ..tracing.layers.linear import LinearRule
 from ..tracing.tape import Tape
-from .closed import BeliefOptions, DeferredOutputs, DenseForm, SpectralForm, dense_form, spectral_form
 from .copies import Pool, copy_sharing_weights, leaves_no_trace
+from .last_layer import BeliefOptions, DeferredOutputs, DenseForm, SpectralForm, dense_form, spectral_form
 from .network import ClosedNetwork, LastLayer, ServedNetwork
 
 if TYPE_CHECKING:
