@@ -28,7 +28,7 @@ PRIORS = {"one precision": pw.Prior.scalar(1.0), "one per tensor": pw.Prior.laye
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class PriorOutcome:
     """What a prior came to on one set of data."""
 
     features: str
@@ -54,7 +54,7 @@ def digits() -> tuple[Tensor, Tensor]:
     return torch.tensor(table.data / 16, dtype=torch.float64), torch.tensor(table.target)
 
 
-def outcomes(seed: int, examples: int, width: int, steps: int) -> Iterator[Outcome]:
+def outcomes(seed: int, examples: int, width: int, steps: int) -> Iterator[PriorOutcome]:
     """Three kinds of features, each with both priors."""
     torch.manual_seed(seed)
     x, y = digits()
@@ -72,7 +72,7 @@ def outcomes(seed: int, examples: int, width: int, steps: int) -> Iterator[Outco
         plain = float(F.cross_entropy(chosen(test[0]), test[1]))
         for name, prior in PRIORS.items():
             la = pw.fit(chosen, data, "classification", prior=prior).tune(at="linear_mode", train=data)
-            yield Outcome(
+            yield PriorOutcome(
                 features=features,
                 prior=name,
                 evidence=float(la.log_evidence()),
@@ -83,7 +83,7 @@ def outcomes(seed: int, examples: int, width: int, steps: int) -> Iterator[Outco
             )
 
 
-def main(arguments: list[str] | None = None) -> list[Outcome]:
+def main(arguments: list[str] | None = None) -> list[PriorOutcome]:
     """Compare, and print the means over the seeds."""
     asked = options(__doc__).parse_args(arguments)
     settings = (60, 4, 30) if asked.quick else (EXAMPLES, WIDTH, STEPS)
