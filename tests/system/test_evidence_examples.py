@@ -105,6 +105,17 @@ def test_separable_classes_are_doubted_by_the_evidence_alone(script: Script, tmp
     assert (tmp_path / "separable.png").is_file() == (importlib.util.find_spec("matplotlib") is not None)
 
 
+@pytest.mark.filterwarnings("ignore::peewit.TuningWarning")  # KFAC is to stop before the mode
+def test_the_full_curvature_finds_the_mode_of_the_unet(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a few products, while KFAC gets nowhere near: it ignores what layers and positions share."""
+    unet = script("unet")
+    monkeypatch.setattr(unet, "SOLVE", 5)
+    with torch.random.fork_rng(devices=[]):
+        found = unet.main(["--quick", "--exact"])
+    assert found["full"].converged and found["full"].passes[-1] < 5
+    assert not found["kron"].converged and found["kron"].losses[-1] > found["full"].losses[-1] + 1
+
+
 def test_groups_are_switched_off_whatever_the_features_were_learned_from(script: Script) -> None:
     """The evidence of one precision per tensor is the larger one, and most tensors are off, for fresh labels too."""
     pytest.importorskip("sklearn")
