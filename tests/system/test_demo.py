@@ -29,6 +29,7 @@ ROWS = (
 )
 
 
+@pytest.mark.filterwarnings("ignore:The geometric mean of the precisions:peewit.TuningWarning")
 def test_quick_demo_prints_a_table(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: ModuleType
 ) -> None:
@@ -44,6 +45,7 @@ def test_quick_demo_prints_a_table(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.filterwarnings("ignore:The geometric mean of the precisions:peewit.TuningWarning")
 def test_quick_demo_writes_a_report(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: ModuleType
 ) -> None:
@@ -78,6 +80,7 @@ def test_without_plotly_the_demo_goes_on(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.filterwarnings("ignore:The geometric mean of the precisions:peewit.TuningWarning")
 def test_the_demo_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str], cli: ModuleType) -> None:
     assert cli.main(["demo", "--quick", "--seed", "3", "--no-report"]) == 0
     shown = " ".join(capsys.readouterr().out.split())

@@ -146,6 +146,7 @@ def test_citation_and_forms_can_be_read() -> None:
             assert all(each["attributes"]["label"] for each in fields)
 
 
+@pytest.mark.filterwarnings("ignore:The geometric mean of the precisions:peewit.TuningWarning")
 def test_the_user_script_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(SCRIPT), run_name="__main__")
     assert capsys.readouterr().out.endswith(f"peewit {pw.__version__}\n")
