@@ -302,20 +302,15 @@ def failure_table(runs: Sequence[Run]) -> Table:
 
 
 def goal_table(runs: Sequence[Run], goals: Sequence[Goal] = GOALS) -> Table:
-    """Every goal that concerns this machine, with a column for each precision."""
+    """Every goal that this machine measured something of, with a column for each precision."""
     rows: list[Row] = []
     before = ""
     for goal in goals:
-        if not any(goal.concerns(run) for run in runs):
+        outcomes = [goal.outcome(run) if goal.concerns(run) else None for run in runs]
+        if all(outcome is None or outcome.met is None for outcome in outcomes):
             continue
-        rows.append(
-            (
-                goal.what if goal.what != before else "",
-                goal.case,
-                goal.words,
-                *[goal.outcome(run).words if goal.concerns(run) else "" for run in runs],
-            )
-        )
+        words = ["" if outcome is None else outcome.words for outcome in outcomes]
+        rows.append((goal.what if goal.what != before else "", goal.case, goal.words, *words))
         before = goal.what
     return Table("Goals", ("what", "of", "goal", *[run.header["precision"] for run in runs]), tuple(rows))
 

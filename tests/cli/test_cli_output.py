@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ pytest.importorskip("typer", reason="no typer")
 from commands import classifier, data, furnished, leftovers, run
 from peewit.cli import posteriors
 from peewit.cli.output import finite
+from peewit.cli.program import plain_warnings
 from peewit.runtime.progress import Progress
 from peewit.storage.atomic import writing
 
@@ -92,3 +94,12 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
 
 def test_json_has_words_for_numbers_that_it_lacks() -> None:
     assert finite({"a": [1.0, float("inf"), float("nan")], "b": "x"}) == {"a": [1.0, "inf", "nan"], "b": "x"}
+
+
+def test_warnings_say_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a warning says to type is a command there."""
+    with plain_warnings(quiet=False):
+        warnings.simplefilter("always")
+        warnings.warn("Ways out: tune(validation=...) with new data, or la.tune(train=...) without.", stacklevel=1)
+    said = capsys.readouterr().err
+    assert said == "note: Ways out: peewit tune --validation DATA with new data, or peewit tune --train DATA without.\n"

@@ -190,6 +190,9 @@ def test_advice_after_tuning_does_no_harm() -> None:
                     followed = eval(filled_in(call), {"la": tuned, "train": train, "held": held})
                     assert nll(followed) < nll(tuned) + 0.05, (call, finding)
         assert nll(tuned.tune(at="linear_mode", train=train)) > nll(tuned) + 0.05  # what it is not to say
+        certain = la.tune(validation=(x, model(x).argmax(1)))  # the network's own predictions: nothing is uncertain
+        (groups,) = [finding for finding in certain.diagnose(train) if finding.topic == "groups"]
+        assert not groups.advice and groups.sentence.endswith("as the validation data chose.")
         untouched = tuned.with_prior(tuned.prior).diagnose(train)  # as if the precisions had been given
         assert untouched["mode"].severity == "warning" and untouched["evidence"].severity == "warning"
 

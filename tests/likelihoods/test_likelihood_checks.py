@@ -305,7 +305,13 @@ def test_options_that_do() -> None:
 # Targets (N, T) or (N, T, C), of which the last are wrong, and what is said of the first of these
 WRONG: list[tuple[Any, list[Any], list[Any], str]] = [
     (pw.Categorical(), [[0, 1], [2, -100]], [[0, 1], [3, 4]], "label 3 is outside 0..2 .*3 outputs; -100 is ignored"),
-    (pw.Categorical(), [[0, 2]], [[-1, 1]], "label -1 is outside 0..2.*Number them from 0: y - y.min\\(\\)"),
+    (
+        pw.Categorical(),
+        [[0, 2]],
+        [[-1, 1]],
+        "label -1 is outside 0..2.*If -1 stands for no label, use pw.Categorical\\(ignore_index=-1\\)",
+    ),
+    (pw.Categorical(), [[0, 2]], [[1, 3]], "label 3 is outside 0..2.*Number them from 0: y - 1"),
     (pw.Categorical(ignore_index=-7), [[-7, 2]], [[-100, 1]], "label -100 is outside 0..2 .*-7 is ignored"),
     (
         pw.Categorical(),

@@ -45,6 +45,14 @@ class Scaled(Likelihood):
         return torch.diag_embed(self.scale.to(f).sqrt().expand(f.shape))[..., probes]
 
 
+@dataclass(frozen=True)
+class Logged(Scaled):
+    """Turns what it was given into logarithms, once."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", self.scale.log().abs() + 1)
+
+
 def regression(**options: Any) -> pw.Laplace:
     """A fit of the real targets."""
     options = {"likelihood": "regression", "structure": "diag"} | options
@@ -177,3 +185,12 @@ def test_questions_copy_no_vector_of_all_weights() -> None:
     tried = prior.with_precision(2.0)
     assert tried.mean is prior.mean and tried.base is prior.base
     assert la.weights is not la.state.weights and la.prior.base is not prior.base
+
+
+def test_a_likelihood_that_changes_what_it_was_given_does_so_once() -> None:
+    """Copies are those of the value that a user made."""
+    own = Logged(torch.tensor(3.0))
+    la = regression(likelihood=own)
+    assert torch.equal(la.likelihood.scale, own.scale) and torch.equal(la.tune().likelihood.scale, own.scale)
+    assert la.likelihood.scale is not own.scale
+    assert torch.equal(change_tensors(own, Tensor.double).scale, own.scale.double())

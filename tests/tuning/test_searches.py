@@ -208,8 +208,8 @@ def test_a_search_that_ends_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = scored(monkeypatch, bowl(30.0, -1.0, 0.0), "validation")  # nearer to it than to the limit
     assert found.logarithms == pytest.approx([math.log(1e10), -1.0, 0.0], abs=1e-3)
     assert found.trace.warnings == (
-        "The geometric mean of the precisions is 1e+10: on these data no uncertainty of the weights is best, and "
-        "predictions are the network's own.",
+        "The geometric mean of the precisions is 1e+10: on these data predictions are best without "
+        "uncertainty of the weights: they are the network's own.",
     )
     found, _ = scored(monkeypatch, bowl(-9.0, -30.0, 0.0), "validation")
     assert found.trace.warnings == ("The geometric mean of the precisions is at the smallest allowed, 0.001.",)
@@ -250,8 +250,8 @@ def test_a_grid_by_scores(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch, bowl(30.0, -1.0, 0.0), "grid", grid={"prior": [1.0, 7.0]}, noise=False, temperature=False
     )
     assert certain.logarithms[0] == pytest.approx(math.log(1e10)) and certain.trace.warnings == (
-        "The network itself is best, a precision of 1e+10: on these data no uncertainty of the weights is best, and "
-        "predictions are the network's own.",
+        "The network itself is best, a precision of 1e+10: on these data predictions are best without "
+        "uncertainty of the weights: they are the network's own.",
     )
     kept, _ = scored(
         monkeypatch, bowl(-2.0, -1.0, 0.0), "grid", grid={"noise": [0.1, 0.4, 0.9]}, prior=False, temperature=False

@@ -21,10 +21,13 @@ from .scaling import INPUTS
 LONGEST = 200  # characters of what another library says
 # What advice says to type in Python, and the same on the command line.
 COMMANDS = (
-    (r"la\.tune\(at='linear_mode', train=\.\.\.\)", "peewit tune --at linear_mode --train DATA"),
-    (r"la\.tune\(train=\.\.\.\)", "peewit tune --train DATA"),
-    (r"la\.tune\('validation', validation=\.\.\.\)", "peewit tune --validation DATA"),
-    (r"la\.tune\('validation', validation=\.\.\., train=\.\.\.\)", "peewit tune --validation DATA --train DATA"),
+    (r"(?:\bla\.)?\btune\(at='linear_mode', train=\.\.\.\)", "peewit tune --at linear_mode --train DATA"),
+    (r"(?:\bla\.)?\btune\(train=\.\.\.\)", "peewit tune --train DATA"),
+    (r"(?:\bla\.)?\btune\((?:'validation', )?validation=\.\.\.\)", "peewit tune --validation DATA"),
+    (
+        r"(?:\bla\.)?\btune\('validation', validation=\.\.\., train=\.\.\.\)",
+        "peewit tune --validation DATA --train DATA",
+    ),
     (r"la\.with_noise\(([^()]*)\)", r"peewit fit --noise \1"),
 )
 

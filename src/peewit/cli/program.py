@@ -120,7 +120,9 @@ def plain_warnings(quiet: bool) -> Iterator[None]:
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         if not quiet:
-            print(f"note: {' '.join(str(message).split())}", file=sys.stderr)
+            from .checking import as_commands  # needs torch, which warnings of the library have imported
+
+            print(f"note: {as_commands(' '.join(str(message).split()))}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.showwarning = show

@@ -195,11 +195,11 @@ def gather_settings(config: Path | None, assignments: Sequence[str], options: Ma
 
 def refuse_file(weights: Any) -> None:
     """Refuse a file of trained weights where the uncertain ones are chosen."""
-    if isinstance(weights, str) and (Path(weights).is_file() or Path(weights).suffix in WEIGHT_FILES):
+    if isinstance(weights, str) and Path(weights).suffix in WEIGHT_FILES:
         raise Problem(
-            f"--weights {weights} is a file; the file of trained weights is --checkpoint {weights}, or -w {weights}. "
-            "--weights (fit.weights in settings) chooses the uncertain weights: all, last_layer, lora, or a module's "
-            "name."
+            f"--weights {weights} names a file; that of the trained weights is --checkpoint {weights}, or -w "
+            f"{weights}. --weights (fit.weights in settings) chooses the uncertain weights: all, last_layer, lora, or "
+            "a module's name."
         )
 
 

@@ -242,9 +242,10 @@ def check_groups(la: PosteriorState, gamma: Tensor) -> Iterator[Finding]:
     """Groups that the prior alone holds."""
     off = (gamma < OFF) & (la.prior.stretches(la.space).sizes > 0)
     if bool(off.any()):
-        yield note(
-            "groups",
-            f"{list_groups(la.prior.names(la.space), off)} switched off: less than {OFF:g} effective dimensions each.",
-            "The prior alone holds these weights: right where the evidence chose it, else lower their precision.",
-            {"off": float(off.sum())},
-        )
+        names = list_groups(la.prior.names(la.space), off)
+        text = f"{names} switched off: less than {OFF:g} effective dimensions each."
+        if data := data_that_chose(la):
+            text, advice = f"{text.rstrip('.')}, as the {data} data chose.", ""
+        else:
+            advice = "The prior alone holds them: right where the evidence chose it, else lower their precision."
+        yield note("groups", text, advice, {"off": float(off.sum())})

@@ -214,8 +214,18 @@ class Categorical(Likelihood):
             return f"classification: targets {first.tolist()} were given; expected probabilities that sum to one."
         return (
             f"classification: label {int(first)} is outside 0..{form.outputs - 1} "
-            f"(the network has {form.outputs} outputs; {self.ignore_index} is ignored). Number them from 0: "
-            "y - y.min(), or numpy.unique(y, return_inverse=True)[1]."
+            f"(the network has {form.outputs} outputs; {self.ignore_index} is ignored). {self._remedy(y, form)}"
+        )
+
+    def _remedy(self, y: Tensor, form: Form) -> str:
+        """What to type: labels may begin with 1, or one of them may stand for no label."""
+        used = y[y != self.ignore_index]
+        if int(used.min()) == 1 and int(used.max()) == form.outputs:
+            return "Number them from 0: y - 1."
+        void = int(y[self._wrong(y, form)][0])
+        return (
+            f"Number them from 0, as the network was trained. If {void} stands for no label, use "
+            f"pw.Categorical(ignore_index={void})."
         )
 
     def known(self, y: Tensor) -> Tensor:

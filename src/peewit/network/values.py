@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -40,7 +42,18 @@ def _change(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any]
         return tuple(change_tensors(each, change, done) for each in value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     changed = {name: change_tensors(each, change, done) for name, each in fields.items()}
     different = {name: each for name, each in changed.items() if each is not fields[name]}
-    return dataclasses.replace(value, **different) if different else value
+    return _with_fields(value, different) if different else value
+
+
+def _with_fields(value: Any, fields: dict[str, Any]) -> Any:
+    """A dataclass with other fields. Its `__post_init__` does not run again: it may change what it was given."""
+    new = copy.copy(value)
+    for name, each in fields.items():
+        object.__setattr__(new, name, each)
+    kept = getattr(new, "__dict__", {})
+    for name in [name for name in kept if isinstance(getattr(type(new), name, None), cached_property)]:
+        del kept[name]  # computed from the old fields
+    return new

@@ -24,7 +24,9 @@ def on_calibration(report: Results, mood: str, change: str, useless: bool) -> Ad
     if useless:
         fitted = "la" if report.posterior else f"pw.fit(model, train, {likelihood(report)})"
         return Advice(
-            "Look at its training, and at the scaling of inputs and targets", f"print({fitted}.diagnose(train))"
+            "Look at its training, and at the scaling of inputs and targets. If this finds nothing, it overfits: it "
+            "needs more data, weight decay or an earlier stop",
+            f"print({fitted}.diagnose(train))",
         )
     if mood != "poor":
         return None

@@ -217,7 +217,11 @@ def least_demands(first: MethodScores, base: MethodScores, report: Results) -> t
         near = abs(first.metrics["coverage90"].value - 0.9) < VAGUE
         since = "still" if wrong_width(base) == width else "now"
         return f"Its intervals are {since} {'a little ' if near else ''}{width}", POOR if useless else FAIR
-    return ("By NLL it is no better than a constant", POOR) if useless else None
+    if not useless:
+        return None
+    nll, constant = first.metrics["nll"], report.constant["nll"]
+    surely = not (has_interval(nll) and nll.low <= constant.value)  # else chance may explain it
+    return "By NLL it is no better than a constant", POOR if surely else FAIR
 
 
 def beside_constant_nll(first: MethodScores, report: Results) -> tuple[str, ...]:

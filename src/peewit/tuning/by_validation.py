@@ -31,7 +31,7 @@ AT_LEAST = (
     f"; the precision is the least that is tried, {LEAST:g} of what the size of the weights suggests (see limits=)"
 )
 WORDS = ("The geometric mean of the precisions", "The noise", "The temperature")
-NONE = "on these data no uncertainty of the weights is best, and predictions are the network's own"
+NONE = "on these data predictions are best without uncertainty of the weights: they are the network's own"
 
 
 @dataclass(frozen=True)
