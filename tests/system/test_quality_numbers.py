@@ -26,6 +26,7 @@ from benchmarks.quality.board import (
 from benchmarks.quality.cells import mean_of
 from benchmarks.quality.store import RESULTS
 from benchmarks.quality.tasks import BY_NAME, TASKS
+from benchmarks.quality.ways import WAYS
 from benchmarks.tables import Table, markdown
 from peewit.tuning.by_validation import CERTAIN
 
@@ -224,6 +225,35 @@ WAYS_OUT = {
     RECIPE: "`tune(train=...)`",
     "last layer, evidence": '`weights="last_layer"` and `tune()`',
 }
+
+
+def test_findings_on_what_else_was_tried() -> None:
+    said = flat("benchmarks/quality/findings.md")
+    tasks = [each for each in board().tasks if board().cases(each.name, "largest variances, evidence")]
+    names = ", ".join(sorted(each.name for each in tasks))
+    assert f"on six tables ({names.replace(', yacht', ' and yacht')}" in said and len(tasks) == 6
+    gaps = {
+        way: {gap.task.name: gap.difference.mean for gap in goals.against_plain(board(), tasks, way)}
+        for way in WAYS
+        if any(board().cases(each.name, way) for each in tasks)
+    }
+    classes = [each.name for each in tasks if each.classes]
+    assert all(abs(gaps["evidence, prior at the weights"][name]) < 5e-4 for name in classes)
+    cap = "evidence, dimensions at most {} N"
+    ways = ("evidence, prior halfway to the weights", "evidence", cap.format(0.1), cap.format(0.5))
+    half, alone, tenth, more = (short(gaps[way]["digits"], 2) for way in ways)
+    assert f"takes the NLL of digits {half} nats above the network's" in said
+    assert (
+        f"is {alone} nats above the network, {tenth} with at most .1 of the number of labels, and {more} with .5"
+        in said
+    )
+    above = {way: sum(gap > 5e-4 for gap in of.values()) for way, of in gaps.items()}
+    assert above["largest variances, evidence"] == 0
+    assert above["largest weights, evidence"] == above["all but the last layer, evidence"] == 1
+    for way in ("last layer, recipe", "last layer kron, recipe"):
+        assert max(gaps[way].values()) > 1000
+    for way in (RECIPE, VALIDATED, "last layer kron, validation"):
+        assert max(gaps[way].values()) < 0.01
 
 
 @cache
