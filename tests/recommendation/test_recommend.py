@@ -13,7 +13,7 @@ import peewit as pw
 from environment import DEVICE
 from evaluating import numbers, regressor
 from fitting import normal
-from peewit.recommendation import call, recipes, trying
+from peewit.recommendation import call, recipes, trials
 from peewit.recommendation.examples import HeldExamples
 from peewit.recommendation.recipes import RECIPES, Recipe
 from recommending import (
@@ -160,8 +160,8 @@ def test_differences_are_to_the_lowest_nll() -> None:
 
 def test_a_fit_is_made_once_for_all_that_tune_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fits: list[Any] = []
-    real = trying.fit
-    monkeypatch.setattr(trying, "fit", lambda *given, **options: fits.append(options) or real(*given, **options))
+    real = trials.fit
+    monkeypatch.setattr(trials, "fit", lambda *given, **options: fits.append(options) or real(*given, **options))
     pw.recommend(network(), TRAIN, "classification", validation=FEW)
     assert [each["weights"] for each in fits] == ["last_layer", "all"]
 
@@ -328,8 +328,8 @@ def test_a_plain_pass_is_timed_on_some_batches() -> None:
             return self.inner(x)
 
     task = call.task_of(Timed(), [TRAIN] * 10, "classification", None, None, None, 0)
-    assert trying.time_plain_pass(task, lambda: ticks[0], 4) == 10.0
-    assert trying.time_plain_pass(task, lambda: ticks[0], 20) == 10.0
+    assert trials.time_plain_pass(task, lambda: ticks[0], 4) == 10.0
+    assert trials.time_plain_pass(task, lambda: ticks[0], 20) == 10.0
 
 
 # What goes wrong
@@ -343,8 +343,8 @@ def test_failures_are_rows_with_their_reason(monkeypatch: pytest.MonkeyPatch) ->
             raise torch.OutOfMemoryError("CUDA out\nof memory")
         return real(*_, **options)
 
-    real = trying.fit
-    monkeypatch.setattr(trying, "fit", out_of_memory)
+    real = trials.fit
+    monkeypatch.setattr(trials, "fit", out_of_memory)
     use(monkeypatch, PLAIN, recipe("wrong", structure="krno"), recipe("large", prior=7.0), EVIDENCE)
     found = pw.recommend(network(), TRAIN, "classification", validation=FEW)
     table = rows(found)
@@ -494,7 +494,7 @@ def test_an_interruption_is_not_a_row(monkeypatch: pytest.MonkeyPatch, bars: lis
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trying, "fit", interrupted)
+    monkeypatch.setattr(trials, "fit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pw.recommend(network(), TRAIN, "classification", progress=True)
     assert bars == [1, 0]
@@ -607,9 +607,9 @@ def test_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """To fits, tuning and predictions; numbers stay."""
     given: list[Any] = []
-    real = trying.fit
+    real = trials.fit
     monkeypatch.setattr(
-        trying, "fit", lambda *inputs, **options: given.append(options["memory"]) or real(*inputs, **options)
+        trials, "fit", lambda *inputs, **options: given.append(options["memory"]) or real(*inputs, **options)
     )
     free = pw.recommend(network(5.0), TRAIN, "classification", validation=FEW)
     tight = pw.recommend(network(5.0), TRAIN, "classification", validation=FEW, memory=1e5)

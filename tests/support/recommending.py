@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import peewit as pw
 from environment import DEVICE
 from fitting import normal, seeded
-from peewit.recommendation import call, recipes, trying
+from peewit.recommendation import call, recipes, trials
 from peewit.recommendation.recipes import Recipe
 
 PLAIN = Recipe(name="plain", passes=1, baseline="plain")
@@ -59,13 +59,13 @@ class FakeClock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fit_seconds: float = 0.0, plain_seconds: float = 0.0) -> None:
         self.now = 0.0
         monkeypatch.setattr(call, "perf_counter", lambda: self.now)
-        real = trying.fit
+        real = trials.fit
 
         def slow_fit(*given: Any, **options: Any) -> pw.Laplace:
             self.now += fit_seconds
             return real(*given, **options)
 
-        monkeypatch.setattr(trying, "fit", slow_fit)
+        monkeypatch.setattr(trials, "fit", slow_fit)
         monkeypatch.setattr(call, "time_plain_pass", lambda *_: plain_seconds)
 
 
