@@ -225,7 +225,7 @@ def test_the_wheel_works_alone(environment: Environment, tmp_path: Path) -> None
     environment.install(str(only("*.whl")))
     assert environment.run("peewit", "--version") == f"peewit {pw.__version__}\n"
     shown = " ".join(environment.run("peewit", "demo", "--quick", cwd=tmp_path).split())
-    assert "No report will be written: its figures need plotly. pip install plotly" in shown
+    assert "No report will be written. Figures need plotly, which is not installed: pip install plotly" in shown
     assert "Peewit, tune(validation=...)" in shown and "The quick form" in shown
     assert list(tmp_path.iterdir()) == []
 
