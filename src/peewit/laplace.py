@@ -678,7 +678,7 @@ class Laplace:
         """
         x = ready(self.model, self._in_order(one_input(x, inputs, "la.predictor")))
         x = without_labels(self.model, x)
-        options = PredictOptions.of(self.likelihood.for_inputs(x), method, link, samples, joint, False, at)
+        options = PredictOptions.of(self.state.likelihood.for_inputs(x), method, link, samples, joint, False, at)
         return Predictor(self.state, x, options, memory)
 
     def _ready(self, x: Any) -> Any:
@@ -833,7 +833,7 @@ class Laplace:
         """One line: what was fitted to how much."""
         return (
             f"Laplace(D={self.D:,}, N={self.N:,}, {type(self.structure).__name__}, {self.curvature.name}, "
-            f"{type(self.likelihood).__name__})"
+            f"{type(self.state.likelihood).__name__})"
         )
 
 

@@ -271,8 +271,8 @@ def first(passes: Passes, examples: int | None) -> Iterator[LabelledPiece]:
 
 def outputs(la: Laplace, piece: LabelledPiece, step: Tensor) -> Tensor:
     """(N, T, C): outputs of the network at the trained weights plus a step (D,)."""
-    pieces = unflatten(step, la.space)
-    weights = {name: la.model.get_parameter(name).detach() for name in la.space.names}
+    pieces = unflatten(step, la.state.space)
+    weights = {name: la.model.get_parameter(name).detach() for name in la.state.space.names}
     weights = {name: (weight.double() + pieces[name]).to(weight.dtype) for name, weight in weights.items()}
     output = call(with_weights(la.model, weights), piece.inputs)
     restore_buffers(la.model)

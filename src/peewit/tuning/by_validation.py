@@ -196,8 +196,8 @@ def at_limits(
             warnings.append(f"The geometric mean of the precisions is {math.exp(best[0]):.3g}: {NONE}.")
             continue
         for top in (0, 1):
-            # Nothing odd: a noise as small as the training residuals, and the least precision unless it was given. As a
-            # warning that would come in one of six runs of numbers that improved, and in none that got worse.
+            # Nothing odd: a noise as small as the training residuals, and the least precision unless it was given. A
+            # warning of the latter would come in runs that improved alone: docs/quality.md has how often.
             usual = (axis, top) == (1, 0) or ((axis, top) == (0, 0) and settings.limits is None)
             if not usual and is_at(best[axis], ends[axis][top]):
                 end = "largest" if top else "smallest"

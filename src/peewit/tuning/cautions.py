@@ -71,6 +71,6 @@ def noise_beyond_targets(tuned: PosteriorState, targets: torch.Tensor) -> list[s
     """The same as advice of its own: such runs improved on the network, and would gain more (docs/quality.md)."""
     return [
         f"Validation data would narrow the intervals: {sign}, so that they are wider than those of a constant. Type "
-        "tune(validation=...) with data that the network was not trained on, if there are some."
+        "tune(validation=...) with data that the network was not trained on, if you have some."
         for sign in sign_of_noise(tuned, targets)
     ]

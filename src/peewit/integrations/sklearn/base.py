@@ -70,7 +70,7 @@ class Uncertainty(NamedTuple):
     aleatoric: NumberArray
 
 
-class LaplaceEstimator(BaseEstimator):  # type: ignore[misc]
+class LaplaceEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Parameters, checks and training; subclasses say what targets are."""
 
     noisy = False  # whether targets have a noise that held-out rows tune

@@ -16,7 +16,7 @@ from ...predictions.classes import Classes
 from .base import LaplaceEstimator, NumberArray, Uncertainty, as_array
 
 
-class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):  # type: ignore[misc]
+class LaplaceClassifier(ClassifierMixin, LaplaceEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A network for tables of classes that says how sure it is, as a scikit-learn classifier.
 
     `fit` standardises the columns, holds a share of every class out to stop the training, trains the network, measures

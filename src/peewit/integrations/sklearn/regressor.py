@@ -22,7 +22,7 @@ from .splitting import LEAST_TUNING
 LEAST_NOISE = 1e-3  # of the targets' deviation, where residuals vanish
 
 
-class LaplaceRegressor(RegressorMixin, MultiOutputMixin, LaplaceEstimator):  # type: ignore[misc]
+class LaplaceRegressor(RegressorMixin, MultiOutputMixin, LaplaceEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A network for tables of numbers that says how sure it is, as a scikit-learn regressor.
 
     `fit` standardises columns and targets, holds some rows out (one half to stop the training, the other to tune the
