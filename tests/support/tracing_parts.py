@@ -15,7 +15,7 @@ from peewit.jacobians.explicit import Explicit
 from peewit.jacobians.output_layer import identity_probes
 from peewit.runtime.memory import Budget
 from peewit.tracing.forward_mode import Push
-from peewit.tracing.knowledge import Learner
+from peewit.tracing.knowledge import KnowledgeLearner
 from peewit.tracing.layers.examples import BatchAxis
 from peewit.tracing.tape import Tape
 from peewit.tracing.tracer import Tracer
@@ -62,7 +62,7 @@ def rows_at(*spans: tuple[int, int], name: str = "weight") -> dict[WeightRange, 
 def push_of(model: nn.Module, mask: Tensor | None = None, memory: int = 1 << 24) -> Push:
     """For all of its weights."""
     space = make_space(model, [name for name, _ in model.named_parameters()], mask)
-    return Push(model, space, Learner(), Budget(memory))
+    return Push(model, space, KnowledgeLearner(), Budget(memory))
 
 
 def network(forward: Callable[[Any, Tensor], Tensor], **parts: Any) -> nn.Module:

@@ -20,7 +20,7 @@ from peewit.network.nests import take
 from peewit.runtime.memory import Budget
 from peewit.tracing import verification
 from peewit.tracing.comparison import EQUAL, Comparison, ComparisonResult, first_names, first_other, unlike
-from peewit.tracing.knowledge import Knowledge, Learner, signature
+from peewit.tracing.knowledge import Knowledge, KnowledgeLearner, signature
 from peewit.tracing.plain import EXACT, Bounds, PlainDerivatives, bounds, nudge
 from peewit.tracing.tracer import Tracer
 from peewit.tracing.verification import is_awaited, verify, without_lengths
@@ -140,7 +140,7 @@ def test_each_of_the_first_lengths_is_compared(monkeypatch: pytest.MonkeyPatch) 
     """Once; inputs of another dtype or with other axes are of another kind, of which there are again three."""
     asked: list[Any] = []
     verified(monkeypatch, asked)
-    tracer: Any = stand_in(learner=Learner(), budget=BUDGET)
+    tracer: Any = stand_in(learner=KnowledgeLearner(), budget=BUDGET)
     compared = []
     for shape in ((4, 2), (4, 2), (4, 3), (4, 4), (4, 5), (4, 2), (4, 2, 1), (4, 5), (4, 1, 7)):
         before = len(asked)
@@ -173,7 +173,7 @@ def test_examples_that_are_compared(
     verified(monkeypatch, asked)
     inputs = {"x": torch.arange(1.0, 1.0 + examples)[:, None].double().requires_grad_()}
     tape = small_tape(inputs, **options)
-    tracer: Any = stand_in(learner=Learner(), budget=Budget(memory))
+    tracer: Any = stand_in(learner=KnowledgeLearner(), budget=Budget(memory))
     verify(tracer, "all", tape)  # type: ignore[arg-type]
     (given,) = asked
     several, kept = given["several"], given["tape"]
@@ -195,7 +195,7 @@ def test_warnings_while_comparing(message: str, heard: bool, monkeypatch: pytest
     inputs = torch.zeros(4, 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        verify(stand_in(learner=Learner(), budget=BUDGET), inputs, small_tape(inputs))
+        verify(stand_in(learner=KnowledgeLearner(), budget=BUDGET), inputs, small_tape(inputs))
     assert [str(each.message) for each in caught] == [message] * heard
 
 
@@ -644,7 +644,7 @@ def judged(
     differences, sizes = (torch.tensor(each, dtype=torch.float64) for each in (differences, sizes))
     names = "abc"[: sizes.shape[1]]
     tracer = stand_in(
-        parameters=dict.fromkeys(names), learner=Learner(Knowledge(used=dict.fromkeys(used, frozenset())))
+        parameters=dict.fromkeys(names), learner=KnowledgeLearner(Knowledge(used=dict.fromkeys(used, frozenset())))
     )
     made = comparison(tracer, allowed=allowed)
     asked = []
@@ -894,7 +894,7 @@ def stepped_back(
     wrong: str, vectorised: bool = True, pulled: bool | None = None, **known: Any
 ) -> tuple[Knowledge, tuple[str, ...]]:
     """What is known after weights were wrong; whether several probes were right at once is asked where it is given."""
-    tracer = stand_in(learner=Learner(Knowledge(corrections=("before",), **known)), trace=lambda inputs: inputs)
+    tracer = stand_in(learner=KnowledgeLearner(Knowledge(corrections=("before",), **known)), trace=lambda inputs: inputs)
     made = comparison(tracer, inputs="inputs")
     asked = []
 

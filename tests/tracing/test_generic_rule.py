@@ -15,7 +15,7 @@ from environment import DEVICE
 from peewit.runtime.memory import budget
 from peewit.tracing import generic
 from peewit.tracing.forward_mode import Push
-from peewit.tracing.knowledge import Learner
+from peewit.tracing.knowledge import KnowledgeLearner
 from tables import curvature_of, relative
 
 
@@ -56,12 +56,12 @@ def test_outputs_without_weights_do_not_move() -> None:
     x[:, 0] = x[:, 0].abs()
     la = pw.fit(model, (x, y), "regression")
     vectors = torch.randn(5, la.D).double().to(DEVICE)
-    push = Push(model, la.space, Learner(), budget(None, x.device))
+    push = Push(model, la.space, KnowledgeLearner(), budget(None, x.device))
     jacobian = dense.jacobian(Switched().double(), x.cpu(), list(la.space.names))
     expected = torch.einsum("nfd,sd->snf", jacobian, vectors.cpu())
     torch.testing.assert_close(push._rows(x, vectors)[1].cpu(), expected)
     model.off = True
-    output, pushed = Push(model, la.space, Learner(), budget(None, x.device))._rows(x, vectors)
+    output, pushed = Push(model, la.space, KnowledgeLearner(), budget(None, x.device))._rows(x, vectors)
     torch.testing.assert_close(output, model(x))
     assert torch.equal(pushed, torch.zeros_like(pushed)) and pushed.shape == (5, 4, 2)
 
@@ -82,7 +82,7 @@ def test_the_generic_rule_says_what_it_cannot_look_into() -> None:
     """By names of weights and of the scripted part, or of the network itself."""
     model = Scripted().to(DEVICE)
     x, probes = torch.randn(4, 3, device=DEVICE), torch.randn(2, 4, 2, device=DEVICE)
-    learner = Learner()
+    learner = KnowledgeLearner()
     for network, where in ((model, r"\('part'\)"), (torch.jit.script(nn.Linear(3, 2)), r"\('the network itself'\)")):
         with pytest.raises(ValueError, match=rf"^w, b can only be reached by the generic rule.*{where}; expected"):
             generic.generic_rows(network, x, ("w", "b"), probes, budget(None, x.device), learner)
@@ -101,7 +101,7 @@ def test_the_generic_rule_does_not_hide_that_memory_is_short(monkeypatch: pytest
 
         return raises
 
-    learner = Learner()
+    learner = KnowledgeLearner()
     for own in (generic._map_examples, fails(TypeError("axes"))):
         monkeypatch.setattr(generic, "_map_examples", own)
         assert learner.knowledge.vectorised
@@ -111,7 +111,7 @@ def test_the_generic_rule_does_not_hide_that_memory_is_short(monkeypatch: pytest
     assert not learner.knowledge.vectorised
     monkeypatch.setattr(generic, "_map_examples", fails(torch.OutOfMemoryError("none left")))
     with pytest.raises(torch.OutOfMemoryError, match="none left"):
-        generic.generic_rows(model, x, names, probes, room, Learner())
+        generic.generic_rows(model, x, names, probes, room, KnowledgeLearner())
 
 
 class Partly(nn.Module):
@@ -135,7 +135,7 @@ def test_the_generic_rule_one_example_at_a_time(dtype: torch.dtype) -> None:
     model = Partly().to(DEVICE, dtype)
     x = torch.tensor([[1.0, 2.0, -1.0], [-1.0, 0.5, 2.0], [0.0, 1.0, 1.0]], device=DEVICE, dtype=dtype)
     probes = torch.randn(2, 3, 2, device=DEVICE, dtype=dtype)
-    learner = Learner()
+    learner = KnowledgeLearner()
     rows = generic.generic_rows(model, x, ("one", "two"), probes, budget(None, x.device), learner)
     assert not learner.knowledge.vectorised
     for place, (name, used) in enumerate((("one", 0), ("two", 1))):

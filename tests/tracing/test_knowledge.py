@@ -11,13 +11,13 @@ from torch import nn
 
 from environment import DEVICE
 from jacobian_cases import normal
-from peewit.tracing.knowledge import Knowledge, Learner, signature
+from peewit.tracing.knowledge import Knowledge, KnowledgeLearner, signature
 from tracing_parts import PLACES, rows_at
 
 
 def test_what_is_known_of_a_use() -> None:
     """Where the examples are, for inputs of these shapes; or that it has none."""
-    learner = Learner()
+    learner = KnowledgeLearner()
     learner.locate({"placed": PLACES[1], "none": None}, cast(Any, "shapes"))
     learner.locate({"placed": PLACES[0]}, cast(Any, "others"))
 
@@ -58,7 +58,7 @@ def test_what_is_known_stays_as_it_is() -> None:
     known, x = learnt(), normal(4, 3)
     usual = Knowledge()
     assert all(getattr(known, each.name) != getattr(usual, each.name) for each in fields(known))
-    learner = Learner(known)
+    learner = KnowledgeLearner(known)
     learner.learn(second=False, batched=True, corrections=(), push={})
     learner.locate({"use": None, "other": PLACES[1]}, signature(x))
     learner.make_generic(["weight"])
@@ -90,7 +90,7 @@ def test_what_is_asked_of_knowledge() -> None:
     assert known.words() == "two examples; a weight" and Knowledge().words() == ""
     assert known.knows(x) and known.knows(x[:1]) and not known.knows(x.float()) and not known.knows(x[:, :2])
     assert known.cost(x) == 8 and known.shape(x) == (2,) and known.is_closed(x)
-    learner, shapes = Learner(known), signature(x)
+    learner, shapes = KnowledgeLearner(known), signature(x)
     assert known.is_located("use", shapes) and not known.is_located("use", ()) and not known.is_located("other", shapes)
     learner.locate({"other": None}, ())
     assert learner.knowledge.axis("other", ()) is None and learner.knowledge.latest["other"] is None

@@ -15,7 +15,7 @@ from jacobian_cases import normal
 from peewit.messages.errors import PeewitError
 from peewit.tracing import forward_mode
 from peewit.tracing.doubling import double, reach, repeats, rows_of_examples, second_places
-from peewit.tracing.knowledge import Learner
+from peewit.tracing.knowledge import KnowledgeLearner
 from peewit.tracing.layers.examples import BatchAxis
 from peewit.tracing.locating import FittingPlace, Locating
 from peewit.tracing.verification import LENGTHS
@@ -27,7 +27,7 @@ def batch(examples: int, shapes: Any = (), **more: Any) -> Any:
     return SimpleNamespace(examples=examples, signature=shapes, output=zeros(), **more)
 
 
-def locating_in(learner: Learner, examples: int, shapes: Any = (), **more: Any) -> Locating:
+def locating_in(learner: KnowledgeLearner, examples: int, shapes: Any = (), **more: Any) -> Locating:
     """What looks for the examples in such a batch."""
     return Locating(batch(examples, shapes, learner=learner, **more), watch=lambda inputs: {})
 
@@ -107,7 +107,7 @@ def test_the_place_of_examples(fitting: list[tuple[bool, list[int]]], found: Any
 
     Rows that differ, and that several examples reach, are no example's own.
     """
-    learner = Learner()
+    learner = KnowledgeLearner()
     locating = locating_in(learner, 3)
     given = [
         FittingPlace(place, differ, [bool(hit) for hit in hits])
@@ -126,13 +126,13 @@ def test_the_middle_of_many_examples() -> None:
     place = PLACES[0]
     for reached in range(6):
         hits = [example == reached for example in range(6)]
-        locating = locating_in(Learner(), 6)
+        locating = locating_in(KnowledgeLearner(), 6)
         assert locating._choose(("weight",), [FittingPlace(place, False, hits)], 3) == (place if reached == 3 else None)
 
 
 def test_places_that_hold_for_inputs_of_other_shapes() -> None:
     """They are tried first, and kept where equal examples have equal rows and others differ."""
-    learner = Learner()
+    learner = KnowledgeLearner()
     x = normal(3, 2)
     right, wrong = torch.cat([x, x[[0, 2, 1]]]), torch.cat([x, x])
     seen: Any = {
@@ -161,7 +161,7 @@ def test_places_that_hold_for_inputs_of_other_shapes() -> None:
 
 def test_rows_that_change_in_number() -> None:
     """Their use is routed from then on; where it has no axes its weights take the generic rule."""
-    learner = Learner()
+    learner = KnowledgeLearner()
     folds = {"fixed": "major", "grown": "major", "flat": "major", "own": "none", "owned": "owned", "whole": "whole"}
     places = {key: BatchAxis(1, fold) for key, fold in folds.items()}
     learner.locate({**places, "none": None}, cast(Any, "shapes"))

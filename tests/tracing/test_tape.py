@@ -21,7 +21,7 @@ from peewit.jacobians.layout import Layout
 from peewit.jacobians.output_layer import OutputLayerJacobian
 from peewit.network.isolation import isolated
 from peewit.runtime.memory import Budget
-from peewit.tracing.knowledge import Learner
+from peewit.tracing.knowledge import KnowledgeLearner
 from peewit.tracing.layers.contract import Contribution
 from peewit.tracing.layers.examples import BatchAxis
 from peewit.tracing.tape import merge
@@ -34,13 +34,13 @@ close = torch.testing.assert_close
 
 def test_jacobians_of_another_form() -> None:
     """Weights whose ranges overlap earlier ones without being the same, or are held otherwise, become generic."""
-    learner = Learner()
+    learner = KnowledgeLearner()
     assert learner.note_forms(rows_at((0, 4), (4, 8))) == [] and learner.note_forms(rows_at((4, 8), (8, 12))) == []
     assert learner.knowledge.forms == {
         "weight": {(0, 4): "Explicit (1, 4, 1)", (4, 8): "Explicit (1, 4, 1)", (8, 12): "Explicit (1, 4, 1)"}
     }
     for spans in (((0, 8),), ((3, 5),), ((5, 7),), ((0, 3),), ((11, 13),), ((0, 4), (2, 6))):
-        other = Learner(learner.knowledge)
+        other = KnowledgeLearner(learner.knowledge)
         assert other.note_forms(rows_at(*spans) | rows_at((0, 2), name="bias")) == ["weight"]
         assert other.knowledge.generic == {"weight"} and set(other.knowledge.forms) == {"bias"}
     matrix = Matrix((), Layout.plain(1, 4, 1), Budget(1))

@@ -16,7 +16,7 @@ from jacobian_cases import normal
 from peewit.runtime.arithmetic import as_arithmetic
 from peewit.runtime.memory import Budget
 from peewit.tracing.doubling import double
-from peewit.tracing.knowledge import Knowledge, Learner, signature
+from peewit.tracing.knowledge import Knowledge, KnowledgeLearner, signature
 from peewit.tracing.recording import Again, Recording
 from peewit.tracing.tracer import Tracer
 from tracing_parts import jacobian_of, network, numbers, tracer_of
@@ -86,7 +86,7 @@ def test_networks_that_differentiate_themselves(forward: Any, second: bool) -> N
     tracer = tracer_of(model)
     found = jacobian_of(tracer.trace(x))
     assert tracer.learner.knowledge.second is second
-    recording = Recording({}, Learner(Knowledge(second=second)), 5, signature(x), watch=False, probes=False)
+    recording = Recording({}, KnowledgeLearner(Knowledge(second=second)), 5, signature(x), watch=False, probes=False)
     with nullcontext() if second else pytest.raises(Again):
         recording._begin_again()
     assert recording.learner.knowledge.second
@@ -126,7 +126,7 @@ def test_what_is_selected() -> None:
     model[0].bias.data = model[0].bias.data.half()
     assert Tracer(model, ("1.weight", "0.bias"), Budget(1 << 20)).dtype == torch.float64
     assert Tracer(model, ("0.bias",), Budget(1 << 20)).dtype == torch.float32
-    learner = Learner()
+    learner = KnowledgeLearner()
     assert Tracer(model, ("0.bias",), Budget(1), learner).learner is learner
     for name, predicting, exact in (("float32", True, True), ("tf32", False, False), ("auto", True, False)):
         budget = Budget(1, as_arithmetic(name))

@@ -20,7 +20,7 @@ from ..network.nests import Inputs, count, take
 from ..runtime.memory import budget
 from ..runtime.progress import QUIET, Progress
 from ..tracing.forward_mode import Push, rounding
-from ..tracing.knowledge import Learner
+from ..tracing.knowledge import KnowledgeLearner
 from ..tracing.tracer import Tracer
 from ..weights.space import Space
 from ..weights.vectors import flatten_gradients, unflatten
@@ -96,7 +96,7 @@ class Products:
         self._memory = memory
         self._progress = progress
         self._symmetric = False  # whether second derivatives were seen to be so
-        self._push = Push(model, space, Learner(), budget(memory, data.device))
+        self._push = Push(model, space, KnowledgeLearner(), budget(memory, data.device))
 
     @entry_point
     def mv(self, v: Tensor) -> Tensor:

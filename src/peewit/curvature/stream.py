@@ -19,7 +19,7 @@ from ..network.batches import Batches
 from ..network.finite import Watch
 from ..runtime.memory import Budget
 from ..runtime.progress import Progress
-from ..tracing.knowledge import Knowledge, Learner
+from ..tracing.knowledge import Knowledge, KnowledgeLearner
 from ..tracing.tape import Tape
 from ..tracing.tracer import Tracer
 from ..weights.space import Space
@@ -51,7 +51,7 @@ class MeasurementTask:
 class Source:
     """Passes over the data of a task; what one pass teaches is there for the next."""
 
-    def __init__(self, task: MeasurementTask, learner: Learner | None = None, progress: Progress | None = None) -> None:
+    def __init__(self, task: MeasurementTask, learner: KnowledgeLearner | None = None, progress: Progress | None = None) -> None:
         self.task = task
         self.progress = Progress() if progress is None else progress
         self.tracer = Tracer(task.model, task.space.names, task.budget, learner, task.create_graph)

@@ -21,7 +21,7 @@ from ..runtime.arithmetic import as_arithmetic
 from ..runtime.memory import Budget, budget
 from ..runtime.progress import Progress
 from ..tracing.forward_mode import Push
-from ..tracing.knowledge import Knowledge, Learner
+from ..tracing.knowledge import Knowledge, KnowledgeLearner
 from ..tracing.tape import Tape
 from ..tracing.tracer import Tracer
 from ..tracing.verification import is_awaited
@@ -62,7 +62,7 @@ class Network:
 
     model: nn.Module
     space: Space
-    learner: Learner
+    learner: KnowledgeLearner
     budget: Budget
     axis: int | None  # of the outputs, in one example's output
     progress: Progress = field(default_factory=Progress)

@@ -18,7 +18,7 @@ from ..network.values import change_tensors
 from ..priors.prior import Prior
 from ..runtime.arithmetic import ArithmeticName, as_arithmetic
 from ..runtime.memory import budget
-from ..tracing.knowledge import Learner
+from ..tracing.knowledge import KnowledgeLearner
 from ..weights.space import Space
 from .measure import curvature_of, sums_of
 
@@ -34,7 +34,7 @@ OLD_BASES = "later data measured along the eigenvectors of the first"
 def update(la: PosteriorState, data: Any, network: Network) -> PosteriorState:
     """Measure more data and add it: labels are drawn, and unused weights told, as in one fit to all of it."""
     earlier = la.measurement
-    learner = Learner(replace(la.knowledge, used={}))  # which weights later data use is asked anew
+    learner = KnowledgeLearner(replace(la.knowledge, used={}))  # which weights later data use is asked anew
     task = MeasurementTask(
         model=la.model,
         space=earlier.asked,

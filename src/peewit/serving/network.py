@@ -17,7 +17,7 @@ from ..network.modules import every_module
 from ..network.nests import Inputs, count, map_tensors, take
 from ..network.workarounds import UnchangedTables
 from ..posterior.network import Network
-from ..tracing.knowledge import Learner
+from ..tracing.knowledge import KnowledgeLearner
 from ..tracing.layers.contract import Use
 from ..tracing.tape import Tape
 from ..tracing.tracer import Tracer
@@ -140,7 +140,7 @@ class ClosedNetwork(ServedNetwork):
             uses=[replace(self.use, inputs=(layer_inputs,), shape=shape, versions=(layer_inputs._version,), cache={})],
             lifts=[],
             generic=(),
-            learner=Learner(self.knowledge),
+            learner=KnowledgeLearner(self.knowledge),
             budget=self.budget,
             dtype=self._tracer.dtype,
         )

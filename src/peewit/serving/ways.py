@@ -26,7 +26,7 @@ from ..predictions.prediction import Prediction
 from ..runtime.random import seed_of
 from ..runtime.threads import LOCK
 from ..tracing.forward_mode import apply
-from ..tracing.knowledge import Learner
+from ..tracing.knowledge import KnowledgeLearner
 from ..tracing.layers.linear import LinearRule
 from ..tracing.tape import Tape
 from .copies import Pool, copy_sharing_weights, leaves_no_trace
@@ -97,7 +97,7 @@ def served_pool(network: Network) -> Pool[ServedNetwork] | None:
         copied = copy_sharing_weights(network.model, set(network.space.names))
         if copied is None:
             return None
-        return ServedNetwork(**{**fields_of(network), "model": copied, "learner": Learner(knowledge)})
+        return ServedNetwork(**{**fields_of(network), "model": copied, "learner": KnowledgeLearner(knowledge)})
 
     return pool_of(make)
 
@@ -107,7 +107,7 @@ def closed_pool(network: Network, x: Inputs) -> Pool[ClosedNetwork] | None:
     recorded = copy_sharing_weights(network.model, set(network.space.names))
     if recorded is None:
         return None
-    served = ServedNetwork(**{**fields_of(network), "model": recorded, "learner": Learner(network.knowledge)})
+    served = ServedNetwork(**{**fields_of(network), "model": recorded, "learner": KnowledgeLearner(network.knowledge)})
     with served.isolated():
         tape = next(served.tapes(x))
     use, knowledge = tape.outermost, served.knowledge
@@ -122,7 +122,7 @@ def closed_pool(network: Network, x: Inputs) -> Pool[ClosedNetwork] | None:
             return None
         last = LastLayer.of(owners[0], copied)
         return ClosedNetwork(
-            **{**fields_of(network), "model": plain, "learner": Learner(knowledge), "last": last, "use": use}
+            **{**fields_of(network), "model": plain, "learner": KnowledgeLearner(knowledge), "last": last, "use": use}
         )
 
     pool = pool_of(make)

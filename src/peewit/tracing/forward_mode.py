@@ -26,7 +26,7 @@ from ..runtime.memory import Budget
 from ..weights.ranges import WeightRange
 from ..weights.space import Space
 from ..weights.vectors import NamedTensors, fill_mask, unflatten
-from .knowledge import Learner
+from .knowledge import KnowledgeLearner
 from .tracer import Tracer
 
 OutputsAt = Callable[[NamedTensors], Tensor]
@@ -133,7 +133,7 @@ class Push:
 
     model: nn.Module
     space: Space
-    learner: Learner
+    learner: KnowledgeLearner
     budget: Budget
 
     def __call__(self, inputs: Inputs, vectors: Tensor, names: Collection[str] | None = None) -> Pushed:

@@ -16,7 +16,7 @@ from ..network.nests import Inputs, map_tensors, take
 from ..runtime.memory import Budget
 
 if TYPE_CHECKING:
-    from .knowledge import Learner
+    from .knowledge import KnowledgeLearner
 
 
 def generic_rows(
@@ -25,7 +25,7 @@ def generic_rows(
     names: tuple[str, ...],
     probes: Tensor,
     budget: Budget,
-    learner: Learner,
+    learner: KnowledgeLearner,
     create_graph: bool = False,
 ) -> dict[str, Tensor]:
     """Rows (K, B, P) per named weight, from probes (K, B, ...)."""
@@ -52,7 +52,7 @@ def generic_rows(
 
 
 def _map_examples(
-    model: nn.Module, inputs: Inputs, names: tuple[str, ...], probes: Tensor, budget: Budget, learner: Learner
+    model: nn.Module, inputs: Inputs, names: tuple[str, ...], probes: Tensor, budget: Budget, learner: KnowledgeLearner
 ) -> dict[str, Tensor]:
     weights = {name: model.get_parameter(name).detach() for name in names}
 

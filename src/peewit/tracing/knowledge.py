@@ -48,12 +48,12 @@ class Knowledge:
     push: Mapping[bool, int] = field(default_factory=dict)  # by which of `forward_mode.WAYS` several vectors go, or one
 
     @cached_property
-    def questions(self) -> Learner:
+    def questions(self) -> KnowledgeLearner:
         """What questions learn beyond this value, which stays as the fit left it and as files hold it.
 
         It saves time alone: posteriors that differ in prior or noise share it and ask nothing twice.
         """
-        return Learner(self)
+        return KnowledgeLearner(self)
 
     def words(self) -> str:
         """What was verified, for the coverage table."""
@@ -92,7 +92,7 @@ class Knowledge:
 
 
 @dataclass
-class Learner:
+class KnowledgeLearner:
     """What a pass or a question learns in: it begins with what is known, and puts a new value in its place."""
 
     knowledge: Knowledge = field(default_factory=Knowledge)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from .knowledge import Learner, Signature
+from .knowledge import KnowledgeLearner, Signature
 from .layers import HANDLERS
 from .layers.contract import Lift, Rule, Tensors, Use, Views, copy_if_fragile, output_edge
 from .layers.elementwise import broadcast_axes
@@ -51,7 +51,7 @@ class Recording(TorchFunctionMode):
     def __init__(
         self,
         names: dict[int, str],
-        learner: Learner,
+        learner: KnowledgeLearner,
         examples: int,
         signature: Signature,
         *,

@@ -19,7 +19,7 @@ from ..network.nests import Inputs
 from ..runtime.memory import Budget
 from ..weights.ranges import WeightRange
 from .generic import generic_rows
-from .knowledge import Learner, Signature, signature
+from .knowledge import KnowledgeLearner, Signature, signature
 from .layers.contract import Contribution, Lift, Use, is_reshaped, output_edge
 from .layers.conv.rule import ConvRule
 from .layers.elementwise import pad_shape, sum_broadcast
@@ -45,7 +45,7 @@ class Tape:
     uses: list[Use]
     lifts: list[Lift]
     generic: tuple[str, ...]
-    learner: Learner
+    learner: KnowledgeLearner
     budget: Budget
     dtype: torch.dtype  # of all products: float32 at least, since sums in half precision lose all small terms
     create_graph: bool = False

@@ -24,7 +24,7 @@ from ..runtime.memory import Budget
 from .comparison import unlike
 from .doubling import ORDERS, double
 from .graph import cut_of, find_unrecorded, reorders
-from .knowledge import DEPENDENT, Knowledge, Learner, signature
+from .knowledge import DEPENDENT, Knowledge, KnowledgeLearner, signature
 from .layers.contract import Use
 from .locating import Locating
 from .recording import Again, Recording, Shown
@@ -45,14 +45,14 @@ class Tracer:
         model: nn.Module,
         names: tuple[str, ...],
         budget: Budget,
-        learner: Learner | None = None,
+        learner: KnowledgeLearner | None = None,
         graph: bool = False,
         predicting: bool = False,
     ) -> None:
         self.model = model
         self.names = names
         self.budget = budget
-        self.learner = learner if learner is not None else Learner()
+        self.learner = learner if learner is not None else KnowledgeLearner()
         self.create_graph = graph
         self.exact = budget.arithmetic.parts(predicting) == 2
         self.probes = predicting  # whether several gradients will be pulled back at once
