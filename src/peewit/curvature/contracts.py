@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..messages.names import names_for_users
+from ..network.values import change_tensors
 from ..weights.ranges import WeightRange
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 # What the library asks of a structure: `dir` shows the rest.
 ENGINE = {
-    "measure", "more", "check", "curvature", "groups", "masks", "holds_hessian", "keeps_bases", "enough",
+    "measure", "more", "check", "curvature", "scale", "groups", "masks", "holds_hessian", "keeps_bases", "enough",
 }  # fmt: skip
 
 
@@ -171,6 +172,20 @@ class Structure(ABC):
         Returns:
             A `peewit.curvature.contracts.Curvature`.
         """
+
+    def scale(self, sums: Any, factor: float) -> Any:
+        """Count the data of some sums less, or more: sums that make `factor` times the curvature.
+
+        Override it where not all floating point tensors of the sums are added up over data.
+
+        Args:
+            sums: What `measure` returned, which stays as it is.
+            factor: A positive number.
+
+        Returns:
+            Other sums.
+        """
+        return change_tensors(sums, lambda tensor: tensor * factor if tensor.is_floating_point() else tensor)
 
     def __dir__(self) -> list[str]:
         """What is for users."""

@@ -41,6 +41,7 @@ class EvidencePoint:
     spread: Tensor  # (groups,): `sum r (1 - r)` over shares r = w l / (w l + p), w the data weight; or no less than it
     pull: Tensor  # (groups,): p |theta - mu|^2
     surprise: float  # noise_precision * energy / temperature
+    log_likelihood: float = math.nan  # the data fit, over the temperature
 
     @property
     def finite(self) -> bool:
@@ -90,9 +91,15 @@ class Profile:
         constant = float(problem.likelihood.log_z(problem.totals.scalars, noise_precision)) + problem.totals.rest
         constant = constant / problem.temperature
         pull = hyperparameters.log_precision.exp() * self.squares
-        value = -energy - constant - 0.5 * (float(pull.sum()) + volume)
+        fit = -energy - constant
         return EvidencePoint(
-            hyperparameters=hyperparameters, value=value, gamma=gamma, spread=spread, pull=pull, surprise=energy
+            hyperparameters=hyperparameters,
+            value=fit - 0.5 * (float(pull.sum()) + volume),
+            log_likelihood=fit,
+            gamma=gamma,
+            spread=spread,
+            pull=pull,
+            surprise=energy,
         )
 
     def _spectral(self, hyperparameters: Hyperparameters, data_weight: Tensor) -> tuple[Tensor, Tensor, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -52,6 +52,18 @@ class KronSums:
     def of(self, key: Key) -> dict[bool, KronFactors]:
         """The factors of one weight, by orientation."""
         return {flipped: self.factors[key, flipped] for flipped in (False, True) if (key, flipped) in self.factors}
+
+    def scale(self, factor: float) -> KronSums:
+        """Sums that make `factor` times the curvature `inputs x gradients / count`; bases are no sums."""
+        return replace(
+            self,
+            factors={
+                block: KronFactors(each.inputs * factor, each.gradients * factor, each.count * factor)
+                for block, each in self.factors.items()
+            },
+            others={part: value * factor for part, value in self.others.items()},
+            corrected={key: value * factor for key, value in self.corrected.items()},
+        )
 
     def fine(self) -> set[Own | WeightRange]:
         """Blocks whose sums are in float64."""

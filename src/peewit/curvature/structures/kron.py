@@ -64,6 +64,9 @@ class Kron(Structure):
     def check(self, sums: KronSums, space: Space) -> None:
         check_sums(sums, space, corrected=False)
 
+    def scale(self, sums: KronSums, factor: float) -> KronSums:
+        return sums.scale(factor)
+
     def curvature(self, sums: KronSums, space: Space) -> KronCurvature:
         # Eigenvectors and eigenvalues of every factor.
         return decompose(sums, space, self._words())
@@ -113,6 +116,9 @@ class EKFAC(Structure):
 
     def check(self, sums: KronSums, space: Space) -> None:
         check_sums(sums, space, corrected=True)
+
+    def scale(self, sums: KronSums, factor: float) -> KronSums:
+        return sums.scale(factor)
 
     def _measure(self, source: Source, earlier: KronSums) -> KronSums:
         source.task.data.refuse_one_shot("structure='ekfac' passes over the data twice")

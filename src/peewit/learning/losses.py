@@ -1,0 +1,93 @@
+"""The loss that training minimises, beside the energy under the likelihood: a multiple of it, or another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ..likelihoods import Labelled, Likelihood, WithNoise
+from ..messages.errors import ArgumentTypeError, NotFiniteError, PeewitError
+from ..network.calling import call
+from ..network.isolation import isolated
+from ..network.nests import Inputs, count
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""A loss of outputs and targets, as training minimises it."""
+SLACK = {torch.float64: 1e-6, torch.float32: 1e-3}  # of the gradients' difference; 0.05 in less precision
+
+
+def mean_energy(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
+    """(): the mean over examples of the energy under the likelihood, in float32 at least."""
+    labels = Labelled.of(likelihood, outputs, targets).check(numbered=False)
+    return labels.energy(labels.flat(outputs)).mean()
+
+
+def loss_factor(model: nn.Module, likelihood: Likelihood, first: tuple[Inputs, Tensor], loss: Loss | float) -> float:
+    """The factor c of `loss = c * mean energy per example`, from gradients at the outputs of the first batch.
+
+    Gradients leave constants out, and tell a loss of another kind, which no factor makes the same.
+    """
+    if isinstance(loss, int | float) and not isinstance(loss, bool):
+        if not 0 < loss < math.inf:
+            raise PeewitError(f"loss={loss!r} was given; expected a function, or a positive factor of the mean energy.")
+        return float(loss)
+    if not callable(loss):
+        raise ArgumentTypeError(
+            f"loss is a {type(loss).__name__}; expected a function of outputs and targets, such as "
+            "torch.nn.CrossEntropyLoss(), a positive factor of the mean energy per example, or None."
+        )
+    inputs, targets = first
+    with isolated(model, []), torch.no_grad():
+        outputs = call(model, likelihood.check_inputs(inputs)).detach()
+    theirs = gradient(lambda f: called(loss, f, targets), outputs)
+    ours = gradient(lambda f: mean_energy(likelihood, f, targets), outputs)
+    factor = float((theirs * ours).sum() / ours.square().sum())
+    return checked_factor(factor, theirs, ours, likelihood, count(inputs))
+
+
+def called(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The value of a user's loss; its own exceptions say which line of training fails."""
+    value = loss(outputs, targets)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ArgumentTypeError(f"The loss returned {what}; expected one number, the mean over the batch.")
+    return value
+
+
+def gradient(function: Callable[[Tensor], Tensor], outputs: Tensor) -> Tensor:
+    """The gradient of a number in the outputs, in float64."""
+    with torch.enable_grad():
+        f = outputs.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(function(f), f, allow_unused=True)
+    return torch.zeros_like(outputs).double() if slope is None else slope.double()
+
+
+def checked_factor(factor: float, theirs: Tensor, ours: Tensor, likelihood: Likelihood, examples: int) -> float:
+    """The factor, if it makes both gradients the same."""
+    if not bool(torch.isfinite(theirs).all()):
+        raise NotFiniteError("The loss has a gradient of NaN or Inf on the first batch; expected a finite loss.")
+    size = float(theirs.norm())
+    apart = float((theirs - factor * ours).norm()) / max(size, 1e-300) if math.isfinite(factor) else math.inf
+    if size == 0 or apart > SLACK.get(ours.dtype, 1e-3) * 50 or factor <= 0:
+        raise PeewitError(
+            f"The loss is not a multiple of the energy under {type(likelihood).__name__}: on the first batch of "
+            f"{examples} examples, its gradient at the outputs differs from every multiple by {min(apart, 9.99):.1%}. "
+            "Give the likelihood that the loss belongs to (class weights, label smoothing and ignored labels too), or "
+            "minimise learner.loss(outputs, targets) and leave loss= out."
+        )
+    return factor
+
+
+def noise_precision_of(likelihood: Likelihood) -> float:
+    """One over the squared noise; 1 for a likelihood without."""
+    return float(likelihood.noise_precision) if isinstance(likelihood, WithNoise) else 1.0
+
+
+def first_batch(data: Any) -> tuple[Inputs, Tensor]:
+    """The first batch, on the device of the network."""
+    inputs, targets = data.first()
+    return inputs, targets
