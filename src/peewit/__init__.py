@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from .runtime.version import __version__
 
 if TYPE_CHECKING:
-    from . import data, figures, metrics
+    from . import data, figures, learning, metrics
     from .curvature.blocks import Blocks
     from .curvature.kinds import GGN, Auto, Empirical, Hessian, MonteCarlo
     from .curvature.products import Products
@@ -107,6 +107,7 @@ __all__ = [
     "evaluate",
     "figures",
     "fit",
+    "learning",
     "load",
     "metrics",
     "products",
@@ -168,7 +169,7 @@ if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
         """Public names, loaded when they are asked for."""
-        if name in ("data", "figures", "metrics"):
+        if name in ("data", "figures", "learning", "metrics"):
             return import_module(f".{name}", __name__)
         if name == "sklearn":
             return import_module(".integrations.sklearn", __name__)

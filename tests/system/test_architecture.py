@@ -36,6 +36,7 @@ ROOMS = (
     "serving",
     "laplace",
     "fitting",
+    "learning",
     "metrics",
     "figures",
     "report",

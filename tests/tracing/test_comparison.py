@@ -894,7 +894,9 @@ def stepped_back(
     wrong: str, vectorised: bool = True, pulled: bool | None = None, **known: Any
 ) -> tuple[Knowledge, tuple[str, ...]]:
     """What is known after weights were wrong; whether several probes were right at once is asked where it is given."""
-    tracer = stand_in(learner=KnowledgeLearner(Knowledge(corrections=("before",), **known)), trace=lambda inputs: inputs)
+    tracer = stand_in(
+        learner=KnowledgeLearner(Knowledge(corrections=("before",), **known)), trace=lambda inputs: inputs
+    )
     made = comparison(tracer, inputs="inputs")
     asked = []
 

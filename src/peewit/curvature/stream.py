@@ -51,7 +51,9 @@ class MeasurementTask:
 class Source:
     """Passes over the data of a task; what one pass teaches is there for the next."""
 
-    def __init__(self, task: MeasurementTask, learner: KnowledgeLearner | None = None, progress: Progress | None = None) -> None:
+    def __init__(
+        self, task: MeasurementTask, learner: KnowledgeLearner | None = None, progress: Progress | None = None
+    ) -> None:
         self.task = task
         self.progress = Progress() if progress is None else progress
         self.tracer = Tracer(task.model, task.space.names, task.budget, learner, task.create_graph)

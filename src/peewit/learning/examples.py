@@ -106,7 +106,7 @@ def in_batches(data: Any, model: nn.Module, batch_size: int) -> Any:
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset | TensorDataset):
         return DataLoader(data, batch_size=batch_size, shuffle=True)
     batches = Batches(data, model)
-    return Shuffled(*batches.data, batch_size) if batches.pair else data
+    return Shuffled(batches.data[0], batches.data[1], batch_size) if batches.pair else data
 
 
 def chosen_rows(inputs: Any, chosen: Tensor) -> Any:

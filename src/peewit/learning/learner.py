@@ -50,8 +50,8 @@ from .options import (
     check_space,
     refuse_parallel,
 )
-from .records import MOST, History, LearningRecord
 from .randomness import preserved_randomness
+from .records import MOST, History, LearningRecord
 from .refresh import RunningSums, decoded, encoded, refresh
 
 Keep: TypeAlias = Literal["best", "last"]
@@ -73,10 +73,10 @@ class Learner:
     """Learns prior precisions and the noise by the evidence while a network trains, without validation data.
 
     Put `learner.step()` into your training loop, every few epochs. It measures the curvature at the present weights,
-    moves the hyperparameters up the evidence, and keeps the weights with the best evidence. In between, training follows
-    the prior: a hook of the optimizer adds its gradient just before every step, in place of a weight decay. Gradient
-    clipping, mixed precision, schedulers and accumulation of gradients stay as they are. A step changes neither the
-    network nor any generator of random numbers.
+    moves the hyperparameters up the evidence, and keeps the weights with the best evidence. In between, training
+    follows the prior: a hook of the optimizer adds its gradient just before every step, in place of a weight decay.
+    Gradient clipping, mixed precision, schedulers and accumulation of gradients stay as they are. A step changes
+    neither the network nor any generator of random numbers.
 
     Args:
         model: The network.
@@ -98,9 +98,9 @@ class Learner:
         share: The share of the data that a step measures, drawn anew each time, from above 0 to 1 for all.
         running: How much sums of earlier steps count beside those of a new one, from 0 to below 1.
         examples: Number N of training examples that the prior counts beside. None for as many as the data have.
-        decay: How the prior enters training. "coupled" adds its gradient to that of the loss; "decoupled" shrinks weights
-            beside the step, as AdamW does; "auto" does what the optimizer's own weight decay would do; "loss" does
-            nothing: add `learner.penalty()` to your loss.
+        decay: How the prior enters training. "coupled" adds its gradient to that of the loss; "decoupled" shrinks
+            weights beside the step, as AdamW does; "auto" does what the optimizer's own weight decay would do; "loss"
+            does nothing: add `learner.penalty()` to your loss.
         keep: Which weights `posterior` is about: "best" for those of the best evidence, "last" for the present ones.
         memory: Bytes for temporary results of a step. None for a limit that fits the device.
         arithmetic: How products are rounded, as in `pw.fit`.

@@ -140,7 +140,7 @@ class Training:
             for optimizer in learner.optimizers:
                 optimizer.zero_grad()
             loss = self._loss_of(call(learner.model, inputs), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             for optimizer in learner.optimizers:
                 optimizer.step()
             total = total.to(loss.device) + loss.detach().double() * len(targets)
@@ -157,8 +157,8 @@ class Training:
         kept = "learner.posterior() still has the kept weights. " if self.history.hyper_steps else ""
         saved = f"{self._checkpoint} holds the state after epoch {self.epoch}. " if self._checkpoint else ""
         return (
-            f"The loss became {mean} in epoch {self.epoch + 1}. {saved}{kept}Lower the learning rate, or clip gradients "
-            "in a loop of your own."
+            f"The loss became {mean} in epoch {self.epoch + 1}. {saved}{kept}Lower the learning rate, or clip "
+            "gradients in a loop of your own."
         )
 
 

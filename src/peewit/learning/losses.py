@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -85,9 +85,3 @@ def checked_factor(factor: float, theirs: Tensor, ours: Tensor, likelihood: Like
 def noise_precision_of(likelihood: Likelihood) -> float:
     """One over the squared noise; 1 for a likelihood without."""
     return float(likelihood.noise_precision) if isinstance(likelihood, WithNoise) else 1.0
-
-
-def first_batch(data: Any) -> tuple[Inputs, Tensor]:
-    """The first batch, on the device of the network."""
-    inputs, targets = data.first()
-    return inputs, targets

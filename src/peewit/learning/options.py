@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import nn
 
-from ..curvature.kinds import Auto, CurvatureKind, Hessian
 from ..curvature.contracts import Structure
+from ..curvature.kinds import Auto, CurvatureKind, Hessian
 from ..likelihoods import Likelihood, WithNoise
 from ..messages.arguments import is_count
 from ..messages.errors import ArgumentTypeError, PeewitError

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
-import torch
 from torch import Tensor
 
 from ..messages.errors import MissingPackageError
