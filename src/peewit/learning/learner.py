@@ -48,6 +48,7 @@ from .options import (
     ascending,
     check_share,
     check_space,
+    refuse_kept_bases,
     refuse_parallel,
 )
 from .randomness import preserved_randomness
@@ -187,6 +188,7 @@ class Learner:
             arithmetic=arithmetic,
             seed=seed_of(generator, 31),
         )
+        refuse_kept_bases(self.measuring)
         self.ascending = ascending(parameters, family, steps, rate)
         self.keep = keep
         self.kept: KeptWeights | None = None

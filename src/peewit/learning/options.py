@@ -119,6 +119,15 @@ def check_share(share: Any, running: Any) -> None:
         raise PeewitError(f"running={running!r} was given; expected a number from 0, for no memory, to below 1.")
 
 
+def refuse_kept_bases(measuring: Measuring) -> None:
+    """Refuse sums along eigenvectors of weights that training has long left."""
+    if measuring.running and measuring.structure.keeps_bases:
+        raise PeewitError(
+            f"running={measuring.running} with structure={type(measuring.structure).__name__}, which would keep the "
+            "eigenvectors of the first step; use structure='kron', or running=0."
+        )
+
+
 def refuse_parallel(model: nn.Module) -> None:
     """Refuse training over several processes: each would learn from its own part of the data alone."""
     wrapped = isinstance(model, nn.parallel.DistributedDataParallel) or type(model).__name__.startswith(
