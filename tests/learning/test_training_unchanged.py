@@ -58,7 +58,7 @@ def trained(name: str, own_generator: bool, **options: object) -> dict[str, Tens
     """The network after four epochs, with a learner or with the same weight decay."""
     torch.manual_seed(0)
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 (as users' augmentations draw)
+    np.random.seed(0)
     model, data = network(), loader(own_generator)
     optimizer = OPTIMIZERS[name](model.parameters(), 0.0 if options else DECAY)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)

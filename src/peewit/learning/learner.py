@@ -169,7 +169,7 @@ class Learner:
             family = own_copy(resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood))
             if isinstance(family, WithNoise) and family.awaits_residuals:
                 family = with_residual_noise(self.model, family, batches)
-            self.loss_factor = 1.0 if loss is None else loss_factor(self.model, family, first, loss)
+            self.loss_factor = loss_factor(self.model, family, first, loss)
             limit = budget(memory, device_of(self.model), arithmetic)
             self.space = select(self.model, weights, lambda: first[0], limit, refuse_variances)
         self.likelihood: Likelihood = family
@@ -224,7 +224,7 @@ class Learner:
             A number () with its graph.
 
         Raises:
-            PeewitError: The targets do not fit the outputs or the likelihood.
+            PeewitError: The targets do not have the form that the likelihood expects.
 
         Example:
             >>> learner.loss(model(x), y).shape
