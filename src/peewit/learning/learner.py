@@ -107,6 +107,15 @@ class Learner:
         arithmetic: How products are rounded, as in `pw.fit`.
         generator: Source of the seed for drawn labels and shares of the data. None for a fixed seed.
 
+    Attributes:
+        model: The network.
+        prior: The prior at present.
+        likelihood: The likelihood, with the noise at present where it has one.
+        noise: That noise: its standard deviation, or the common factor of several; None for a likelihood without one.
+        space: The weights that the prior is about, a `pw.Space`.
+        examples: Number N of training examples.
+        history: What came out so far, a `pw.learning.History`.
+
     Raises:
         PeewitError: An optimizer does not own the selected weights, or has a weight decay for them; the loss is not a
             multiple of the energy; the number of examples is not known; training runs in several processes; the prior
@@ -127,6 +136,13 @@ class Learner:
         >>> own.posterior()
         Laplace(D=51, N=60, Kron, ggn, Categorical)
     """
+
+    model: nn.Module
+    prior: Prior
+    likelihood: Likelihood
+    space: Space
+    examples: int
+    history: History
 
     def __init__(
         self,
@@ -172,7 +188,7 @@ class Learner:
             self.loss_factor = loss_factor(self.model, family, first, loss)
             limit = budget(memory, device_of(self.model), arithmetic)
             self.space = select(self.model, weights, lambda: first[0], limit, refuse_variances)
-        self.likelihood: Likelihood = family
+        self.likelihood = family
         self.prior = own_copy(as_prior(prior))
         check_space(self.space, self.prior)
         self.prior.refuse_unknown(name for name, _ in self.model.named_parameters())
@@ -206,7 +222,7 @@ class Learner:
 
     @property
     def noise(self) -> float | None:
-        """The noise at present: its standard deviation, or the common factor of several; None without one."""
+        """The noise at present; None for a likelihood without one."""
         return noise_precision_of(self.likelihood) ** -0.5 if isinstance(self.likelihood, WithNoise) else None
 
     def _follow(self) -> None:
@@ -310,19 +326,7 @@ class Learner:
         return record
 
     def note(self, *, epoch: int | None = None, loss: float | None = None) -> LearningRecord:
-        """Add a record of an epoch without a hyper-step to the history.
-
-        Args:
-            epoch: Number of epochs finished.
-            loss: Mean loss of the epoch.
-
-        Returns:
-            The record, without an evidence.
-
-        Example:
-            >>> learner.note(epoch=2, loss=0.5).log_evidence is None
-            True
-        """
+        """Add a record of an epoch without a hyper-step to the history, and return it."""
         steps = len(self.history.hyper_steps)
         record = LearningRecord(epoch=epoch, loss=loss, hyper_step=steps, examples=self.examples)
         self.history = self.history.plus(record)

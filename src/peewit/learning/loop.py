@@ -36,7 +36,7 @@ class Training:
         learner: The `pw.learning.Learner` inside.
         epochs: Number of epochs of the whole run.
         epoch: Number of epochs finished.
-        data: The training data, in batches.
+        history: All records so far, a `pw.learning.History`.
 
     Example:
         >>> net = torch.nn.Linear(2, 3)
@@ -45,6 +45,10 @@ class Training:
         >>> [record.epoch for record in run]
         [1, 2]
     """
+
+    learner: Learner
+    epochs: int
+    epoch: int
 
     def __init__(
         self,
