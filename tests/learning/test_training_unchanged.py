@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import peewit as pw
 
-DECAY = 2.0**-7  # times 64 examples it is a precision without rounding
+DECAY = 0.048  # times 64 examples it is a precision without rounding, which exp(log()) would change
 
 
 class Augmented(Dataset[tuple[Tensor, int]]):
