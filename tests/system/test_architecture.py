@@ -41,6 +41,7 @@ ROOMS = (
     "report",
     "evaluation",
     "recommendation",
+    "comparison",
     "integrations",
     "data",
     "__init__",
