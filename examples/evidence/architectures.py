@@ -3,11 +3,11 @@
     python examples/evidence/architectures.py --data DIR
 
 On tables of the UCI repository (in DIR/uci) and on scikit-learn's digits, the evidence of every MLP is taken at its
-trained weights and at the linear mode, each with the prior that is best there, beside the test log-likelihood of the
-same posterior. A row of the table has the rank correlation of both over the MLPs, and the test log-likelihood of the
-MLP that the evidence chooses, beside that of the best one and the mean over all; all are means over the splits. With
-plotly there is a figure for each data set, of its first split. Without DIR there are digits and scikit-learn's
-diabetes. Options `--sets concrete,yacht` and `--splits 1` make it shorter; all of it takes a quarter of an hour.
+trained weights and at the linear mode, each with the prior that is best there, under the whole curvature and under
+KFAC. Beside it stands the test log-likelihood of the same posterior. A row of the table has the rank correlation of
+both over the MLPs, and the test log-likelihood of the MLP that the evidence chooses, of the best one, and of all on the
+mean; all are means over the splits. With plotly there is a figure for each data set, of its first split. Without DIR
+there are digits and scikit-learn's diabetes. `--sets concrete,yacht` and `--splits 1` make it shorter.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from torch.nn import functional as F
 
 import peewit as pw
 
-DEPTHS, WIDTHS = (1, 2, 3), (3, 10, 30, 100)
+DEPTHS, WIDTHS = (1, 2, 3), (2, 5, 10, 20)
 SPLITS, STEPS, DECAY = 3, 1000, 1e-4
 UCI = ("concrete", "yacht", "boston", "energy")
 
@@ -50,8 +51,8 @@ class Split:
         return 1 if self.likelihood == "regression" else int(self.train[1].max()) + 1
 
 
-def plain(model: nn.Module, split: Split, steps: int) -> pw.Laplace:
-    """Train with weight decay, and fit a posterior under the prior precision 1."""
+def trained(model: nn.Module, split: Split, steps: int) -> nn.Module:
+    """Train all parameters with one weight decay."""
     x, y = split.train
     loss = F.mse_loss if split.likelihood == "regression" else F.cross_entropy
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=DECAY)
@@ -61,29 +62,49 @@ def plain(model: nn.Module, split: Split, steps: int) -> pw.Laplace:
         loss(model(x), y).backward()
         optimiser.step()
         schedule.step()
-    return pw.fit(model, split.train, split.likelihood)
+    return model
 
 
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """How a posterior is made: training that ends in one, and how prior and noise are then chosen."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Case:
+    """One architecture on one split."""
 
-    train: Callable[[nn.Module, Split, int], pw.Laplace]
-    tune: Callable[[pw.Laplace, Split], pw.Laplace]
+    split: Split
+    depth: int
+    width: int
+    seed: int
+    steps: int
+
+    def network(self) -> nn.Sequential:
+        """An MLP with `depth` hidden layers, untrained: the same each time."""
+        torch.manual_seed(1000 * self.seed + 10 * self.width + self.depth)
+        sizes = [self.split.train[0].shape[1], *[self.width] * self.depth]
+        layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.Tanh())]
+        return nn.Sequential(*layers, nn.Linear(self.width, self.split.outputs)).double()
+
+    @cached_property
+    def trained(self) -> nn.Module:
+        """The network after plain training."""
+        return trained(self.network(), self.split, self.steps)
+
+    @cached_property
+    def full(self) -> pw.Laplace:
+        """The whole curvature at the trained weights."""
+        return pw.fit(self.trained, self.split.train, self.split.likelihood, structure="full", curvature="ggn")
+
+    @cached_property
+    def kron(self) -> pw.Laplace:
+        """Its approximation by Kronecker products."""
+        return pw.fit(self.trained, self.split.train, self.split.likelihood, structure="kron", curvature="ggn")
 
 
-# Ways with one `train` share the trained networks. Another way is one more row.
-WAYS = {
-    "trained weights": Way(train=plain, tune=lambda la, split: la.tune(at="trained_weights")),
-    "linear mode": Way(train=plain, tune=lambda la, split: la.tune(at="linear_mode", train=split.train)),
+# Every way to make a posterior, by the name in the table: another way is one more row.
+WAYS: dict[str, Callable[[Case], pw.Laplace]] = {
+    "trained weights": lambda case: case.full.tune(at="trained_weights"),
+    "linear mode": lambda case: case.full.tune(at="linear_mode", train=case.split.train),
+    "trained weights, kron": lambda case: case.kron.tune(at="trained_weights"),
+    "linear mode, kron": lambda case: case.kron.tune(at="linear_mode", train=case.split.train),
 }
-
-
-def network(inputs: int, depth: int, width: int, outputs: int) -> nn.Sequential:
-    """An MLP with `depth` hidden layers."""
-    sizes = [inputs, *[width] * depth]
-    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.Tanh())]
-    return nn.Sequential(*layers, nn.Linear(width, outputs)).double()
 
 
 def scaled(inputs: np.ndarray, targets: np.ndarray, tested: np.ndarray, classes: bool) -> Split:
@@ -112,19 +133,12 @@ def split_of(name: str, number: int, folder: Path | None) -> Split:
     return scaled(bunch.data, bunch.target, tested, name == "digits")
 
 
-def compared(split: Split, seed: int, depths: tuple[int, ...], widths: tuple[int, ...], steps: int) -> Iterator:
-    """A name and a comparison of all MLPs, for each way."""
-    fits: dict[tuple[object, int, int], pw.Laplace] = {}
-    for name, way in WAYS.items():
-        posteriors = {}
-        for depth in depths:
-            for width in widths:
-                key = (way.train, depth, width)
-                if key not in fits:
-                    torch.manual_seed(1000 * seed + 10 * width + depth)
-                    fits[key] = way.train(network(split.train[0].shape[1], depth, width, split.outputs), split, steps)
-                posteriors[f"{depth} x {width}"] = way.tune(fits[key], split)
-        yield name, pw.compare(posteriors, test=split.test)
+def compared(cases: dict[str, Case], test: Pair) -> dict[str, pw.Comparison]:
+    """A comparison of all architectures for each way."""
+    return {
+        name: pw.compare({architecture: way(case) for architecture, case in cases.items()}, test=test)
+        for name, way in WAYS.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +165,7 @@ def line(data: str, way: str, comparisons: list[pw.Comparison]) -> Line:
         data=data,
         way=way,
         correlation=mean(
-            [math.nan if found is None else found for each in comparisons for found in [each.rank_correlation]]
+            [math.nan if each.rank_correlation is None else each.rank_correlation for each in comparisons]
         ),
         chosen=", ".join(dict.fromkeys(comparison.best.name for comparison in comparisons)),
         chosen_fit=mean([values[0] for values in fits]),
@@ -184,16 +198,20 @@ def main(arguments: list[str] | None = None) -> list[Line]:
     depths, widths, steps = ((1, 2), (2, 4), 40) if asked.quick else (DEPTHS, WIDTHS, STEPS)
     lines = []
     for name in names:
-        by_way: dict[str, list[pw.Comparison]] = {}
+        by_way: dict[str, list[pw.Comparison]] = {way: [] for way in WAYS}
         for number in range(1 if asked.quick else asked.splits):
+            split = split_of(name, number, folder)
+            cases = {
+                f"{depth} x {width}": Case(split=split, depth=depth, width=width, seed=asked.seed + number, steps=steps)
+                for depth in depths
+                for width in widths
+            }
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", pw.PeewitWarning)  # of predictions: here the evidence compares
-                for way, comparison in compared(
-                    split_of(name, number, folder), asked.seed + number, depths, widths, steps
-                ):
-                    by_way.setdefault(way, []).append(comparison)
+                for way, comparison in compared(cases, split.test).items():
+                    by_way[way].append(comparison)
         for way, comparisons in by_way.items():
-            CONSOLE.print(f"{name}, evidence at the {way}\n{comparisons[0]}\n", highlight=False, soft_wrap=True)
+            CONSOLE.print(f"{name}, evidence at {way}\n{comparisons[0]}\n", highlight=False, soft_wrap=True)
         lines += [line(name, way, comparisons) for way, comparisons in by_way.items()]
         if importlib.util.find_spec("plotly") is not None:
             asked.out.mkdir(parents=True, exist_ok=True)

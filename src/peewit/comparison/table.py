@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..posterior.evidence import TRAINED
-from .notes import place_of
+from .notes import Rows, place_of
 
 if TYPE_CHECKING:
     from .result import ComparedPosterior, Comparison
 
-Rows = Sequence["ComparedPosterior"]
 SHORT = {True: "trained", False: "linear mode"}
 # Each with its cell, and when it is shown.
 COLUMNS: dict[str, tuple[Callable[[ComparedPosterior], str], Callable[[Rows], bool]]] = {

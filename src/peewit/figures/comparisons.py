@@ -34,6 +34,11 @@ class EvidencePoints:
         return "unknown" if self.correlation is None else f"{self.correlation:.2f}"
 
     @property
+    def best(self) -> str:
+        """The name of the best by evidence."""
+        return self.labels[max(range(len(self.labels)), key=self.evidences.__getitem__)]
+
+    @property
     def telling(self) -> frozenset[int]:
         """The best by evidence, and the best by test data."""
         places = range(len(self.labels))
@@ -89,7 +94,7 @@ def evidence_against_test(source: Any) -> Figure:
             evidence at the trained weights and one at the linear mode.
 
     Returns:
-        A plotly figure with a point for each posterior, and the rank correlation in its title.
+        A plotly figure with a point for each posterior; the rank correlation is in its title, or beside each name.
 
     Raises:
         ArgumentTypeError: `source` is neither a comparison nor a mapping of names to comparisons.
@@ -106,15 +111,17 @@ def evidence_against_test(source: Any) -> Figure:
     few = sum(len(points.labels) for points in groups) <= LABELLED
     for number, points in enumerate(groups):
         figure.add_trace(trace_of(points, number, few, len(groups) > 1))
+    if len(groups) == 1:
+        figure.add_trace(mark_best(groups[0]))
     correlations = style.join([points.correlation_text for points in groups])
-    models = style.join([str(len(points.labels)) for points in groups])
-    names = f", for {style.join([points.name for points in groups])}" if len(groups) > 1 else ""
-    best = groups[0].labels[max(range(len(groups[0].labels)), key=groups[0].evidences.__getitem__)]
+    several = len(groups) > 1
+    models = len(groups[0].labels)
     alt = (
-        f"Log evidence against test log-likelihood of {models} models{names}, per example. Rank correlation "
-        f"{correlations}. The best evidence is that of {best}{f' ({groups[0].name})' if len(groups) > 1 else ''}."
+        f"Log evidence against test log-likelihood per example, {models} point{'s' * (models != 1)}"
+        f"{f' each for {style.join([points.name for points in groups])}' if several else ''}. Rank correlation "
+        f"{correlations}. The best evidence is that of {style.join([points.best for points in groups])}."
     )
-    title = f"Evidence against test data: rank correlation {correlations}"
+    title = "Evidence and test data" + ("" if several else f": rank correlation {correlations}")
     x, y = "log evidence per example of the fit", "test log-likelihood per example"
     style.finish(figure, title, alt, x=x, y=y)
     return figure
@@ -133,11 +140,24 @@ def trace_of(points: EvidencePoints, number: int, few: bool, several: bool) -> A
         textposition=label_places(points.evidences, points.fits),
         textfont={"size": 11, "color": style.TEXT},
         cliponaxis=False,
-        name=f"{points.name}, rank correlation {points.correlation_text}" if several else "posteriors",
-        showlegend=several,
+        name=f"{style.literal(points.name)}, rank correlation {points.correlation_text}" if several else "posteriors",
+        showlegend=True,
         customdata=list(points.words),
         hovertemplate="%{customdata}<extra></extra>",
         marker={"color": style.colour(number), "symbol": style.symbol(number), "size": 11},
+    )
+
+
+def mark_best(points: EvidencePoints) -> Any:
+    """A circle around the best by evidence."""
+    place = points.labels.index(points.best)
+    return graph_objects().Scatter(
+        x=[points.evidences[place]],
+        y=[points.fits[place]],
+        mode="markers",
+        name="best by evidence",
+        marker={"color": style.ORANGE, "size": 17, "symbol": "circle-open", "line": {"width": 2}},
+        hoverinfo="skip",
     )
 
 
