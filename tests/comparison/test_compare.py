@@ -168,6 +168,8 @@ def test_notes_are_on_what_does_not_compare() -> None:
     last = posterior(weights="last_layer")
     assert "Different weights are uncertain" in notes(a=plain, last=last)
     assert "last 5 of 17" in notes(a=plain, last=last) and "Different weights" not in notes(a=last, b=last)
+    some = posterior(weights=pw.Subnetwork.largest_magnitude(6))
+    assert pw.compare([some]).best.fixed == 11 and "some 6 of 17" in notes(a=plain, some=some)
     warm = notes(a=plain, warm=plain.with_temperature(2.0))
     assert "warm: the evidence is not a marginal likelihood" in warm and "a: the evidence" not in warm
     weighted = classifier(likelihood=pw.Categorical(weight=torch.tensor([1.0, 2.0, 1.0])))

@@ -12,11 +12,11 @@ from ..posterior.evidence import LINEAR, TRAINED
 if TYPE_CHECKING:
     from .result import ComparedPosterior
 
-Rows = Sequence["ComparedPosterior"]
+RankedRows = Sequence["ComparedPosterior"]
 CLOSE = 3.0  # nats: a factor of 20 in probability
 
 
-def notes_on(rows: Rows) -> tuple[str, ...]:
+def notes_on(rows: RankedRows) -> tuple[str, ...]:
     """Sentences; those on single posteriors first. `rows` are ranked."""
     return tuple(
         note for find in (of_single_rows, of_fits, of_approximations, of_weights, of_ties) for note in find(rows)
@@ -28,7 +28,7 @@ def place_of(row: ComparedPosterior) -> str:
     return LINEAR if row.where.startswith(LINEAR) else TRAINED
 
 
-def differing(rows: Rows, value: Callable[[ComparedPosterior], Any]) -> str:
+def differing(rows: RankedRows, value: Callable[[ComparedPosterior], Any]) -> str:
     """'60 (a, b), 40 (c)': the values with the names that have them; nothing where all have the same."""
     names: dict[Any, list[str]] = {}
     for row in rows:
@@ -40,7 +40,7 @@ def differing(rows: Rows, value: Callable[[ComparedPosterior], Any]) -> str:
     )
 
 
-def of_single_rows(rows: Rows) -> Iterator[str]:
+def of_single_rows(rows: RankedRows) -> Iterator[str]:
     """What each posterior's own evidence lacks."""
     for row in rows:
         yield from (f"{row.name}: {note}" for note in row.notes)
@@ -48,7 +48,7 @@ def of_single_rows(rows: Rows) -> Iterator[str]:
         yield f"The log evidence of {first_names(broken)} is not finite, which ranks last."
 
 
-def of_fits(rows: Rows) -> Iterator[str]:
+def of_fits(rows: RankedRows) -> Iterator[str]:
     """Other data, or another likelihood."""
     if counts := differing(rows, lambda row: row.N):
         yield f"Fitted to different numbers of examples, {counts}: their evidences cannot be compared."
@@ -58,7 +58,7 @@ def of_fits(rows: Rows) -> Iterator[str]:
         )
 
 
-def of_approximations(rows: Rows) -> Iterator[str]:
+def of_approximations(rows: RankedRows) -> Iterator[str]:
     """Another approximation of the same integral."""
     if structures := differing(rows, lambda row: row.structure):
         yield (
@@ -77,7 +77,7 @@ def of_approximations(rows: Rows) -> Iterator[str]:
         )
 
 
-def of_weights(rows: Rows) -> Iterator[str]:
+def of_weights(rows: RankedRows) -> Iterator[str]:
     """Other weights are uncertain; networks whose weights are all uncertain compare, however large they are."""
     choices = {(row.fixed, row.D) for row in rows}
     if len(choices) > 1 and any(row.fixed for row in rows):
@@ -88,7 +88,7 @@ def of_weights(rows: Rows) -> Iterator[str]:
         )
 
 
-def of_ties(rows: Rows) -> Iterator[str]:
+def of_ties(rows: RankedRows) -> Iterator[str]:
     """The first ones, where none is surely the best."""
     first = [row.name for row in rows if row.rank == 1]
     if len(first) > 1:

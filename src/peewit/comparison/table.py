@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..posterior.evidence import TRAINED
-from .notes import Rows, place_of
+from .notes import RankedRows, place_of
 
 if TYPE_CHECKING:
     from .result import ComparedPosterior, Comparison
 
 SHORT = {True: "trained", False: "linear mode"}
 # Each with its cell, and when it is shown.
-COLUMNS: dict[str, tuple[Callable[[ComparedPosterior], str], Callable[[Rows], bool]]] = {
+COLUMNS: dict[str, tuple[Callable[[ComparedPosterior], str], Callable[[RankedRows], bool]]] = {
     "posterior": (lambda row: row.name, lambda _: True),
     "structure": (lambda row: row.structure, lambda rows: len({row.structure for row in rows}) > 1),
     "evidence at": (
@@ -41,7 +41,7 @@ def noise_text(noise: float | Sequence[float] | None) -> str:
     return f"{noise:.3g}" if isinstance(noise, float) else f"{min(noise):.3g} to {max(noise):.3g}"
 
 
-def cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
+def cells(rows: RankedRows) -> tuple[list[str], list[list[str]]]:
     """The head, and one row per posterior, without test data."""
     shown = {name: cell for name, (cell, when) in COLUMNS.items() if when(rows)}
     return list(shown), [[cell(row) for cell in shown.values()] for row in rows]

@@ -156,7 +156,7 @@ def mark_best(points: EvidencePoints) -> Any:
         y=[points.fits[place]],
         mode="markers",
         name="best by evidence",
-        marker={"color": style.ORANGE, "size": 17, "symbol": "circle-open", "line": {"width": 2}},
+        marker={"color": style.ORANGE, "size": 20, "symbol": "circle-open", "line": {"width": 3}},
         hoverinfo="skip",
     )
 
