@@ -17,7 +17,7 @@ from fitting import built, classes, fitted, normal
 from linear_cases import NETWORKS, classifier, dense_classifier, found, reference_of
 from peewit.curvature.blocks import Blocks
 from peewit.curvature.operators import RotatedOperator
-from peewit.linear_model import find, plane, solver, stiff_directions
+from peewit.linear_model import find, plane, sketch, solver, stiff_directions
 from peewit.linear_model.block_directions import DenseDirections, OuterDirections
 from peewit.linear_model.find import open_solver
 from peewit.linear_model.objective import Target
@@ -215,6 +215,7 @@ def products(precisions: pw.Prior) -> float:
 
 def test_layers_that_share_their_work_take_fewer_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one layer takes over from another is not steep, which no block on its own can know."""
+    monkeypatch.setattr(sketch, "LARGEST", 0)
     prior = pw.Prior.scalar(1e-2)
     some = products(prior)
     monkeypatch.setattr(find, "MOST", 0)
