@@ -423,6 +423,17 @@ def test_the_noise_is_in_the_ratios() -> None:
         assert all(torch.allclose(each, fresh[place], rtol=1e-6) for place, each in made.directions.ratios(own).items())
 
 
+def test_blocks_in_float64_of_a_network_in_float32() -> None:
+    """Sums are as exact where rounding would show beside the prior; the ratios are those of float64."""
+    x, y = normal(30, 4), normal(30, 2, seed=3)
+    model = built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)))
+    target = Target.of(fitted(model, x, y, pw.Gaussian(0.1), "block", prior=0.1).state)
+    expected = stiff_directions.Directions().ratios(target)
+    narrow = replace(target, weights=target.weights.float(), delta=lambda chosen: target.delta(chosen).float())
+    ratios = stiff_directions.Directions().ratios(narrow)
+    assert all(torch.allclose(each.double(), expected[place], rtol=1e-3) for place, each in ratios.items())
+
+
 def test_second_derivatives_without_a_value() -> None:
     """Where a likelihood has none the plane is left as it is."""
     number = torch.full((1, 1), float("nan")).double()
