@@ -113,4 +113,5 @@ def operations(task: MeasurementTask, piece: LabelledPiece) -> int:
     """Of a forward pass over some examples, as far as they are matrix products and convolutions."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         call(task.model, piece.inputs)
-    return counter.get_total_flops()
+    total: int = counter.get_total_flops()
+    return total
