@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import peewit as pw
 from benchmarks.quality.answers import Prepared, WayOptions, of_classes
 from benchmarks.quality.cases import Case
+from benchmarks.quality.least import Choice
 from benchmarks.quality.scores import Answer
 from peewit.tuning import by_training
 
@@ -34,6 +35,7 @@ class Ours(WayOptions):
     before: Changing | None = None  # what changes between fitting and tuning
     tuning: Mapping[str, Any] | None = field(default_factory=dict)  # None for the posterior as it is fitted
     after: Changing | None = None  # what changes once it is tuned
+    choice: Choice | None = None  # what changes then by the validation data
     predicting: Mapping[str, Any] = field(default_factory=dict)
     trained: bool = False  # whether tune is given the training data
     slack: float = by_training.SLACK  # nats per label that the training data may lose
@@ -44,6 +46,8 @@ class Ours(WayOptions):
         la = self.tuned(self.fitted(case), case)
         if self.after is not None:
             la = self.after(la)
+        if self.choice is not None:
+            la = self.choice(la, getattr(case.parts, self.data))
 
         def ask(x: Tensor) -> Answer:
             prediction: Any = la.predict(x, **{"samples": POINTS, **self.predicting})
