@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.quality import by_task, harm, measured, overview, sections, unknown
+from benchmarks.quality import by_task, harm, measured, online, overview, sections, unknown
 from benchmarks.quality.batchnorm import read_results
 from benchmarks.quality.board import Board
 from benchmarks.quality.cells import halves
@@ -72,6 +72,7 @@ NOTES = """## How it was measured
 EXPLAINED = {
     **overview.EXPLAINED,
     **sections.EXPLAINED,
+    **online.EXPLAINED,
     **harm.EXPLAINED,
     **unknown.EXPLAINED,
     **by_task.EXPLAINED,
@@ -128,6 +129,7 @@ def tables(board: Board) -> list[tuple[str, list[Table]]]:
             [sections.validated_nll(board), sections.misses_by_way(board), sections.intervals(board)],
         ),
         ("Without validation data", [sections.unvalidated_nll(board), *sections.warning_tables(board)]),
+        ("Trained with online evidence", online.tables(board)),
         ("What training data tell of harm", [] if board.reduced else harm.harm_tables(read_results(harm.RESULTS))),
         ("Unknown inputs", unknown.tables(board)),
         ("What was tried", [overview.ways_in_short(board), *every]),

@@ -10,6 +10,7 @@ from benchmarks.quality.answers import SMALL, Way
 from benchmarks.quality.baselines import Dropout, Ensemble, LaplaceTorch, Plain, Temperature
 from benchmarks.quality.cases import Likelihood
 from benchmarks.quality.ours import Ours, but_the_last_layer, capped, centred, largest_variances, largest_weights
+from benchmarks.quality.trained import TRAINED
 
 RECIPE, VALIDATED = "recipe", "validation"  # the two recipes: without and with validation data
 LAST: Mapping[str, Any] = {"weights": "last_layer", "structure": "full"}
@@ -75,4 +76,4 @@ OURS: tuple[Way, ...] = (
     Ours(name="last layer kron, recipe", fitting=LAST_KRON, trained=True, kinds=SMALL),
     by_validation("last layer kron, validation", fitting=LAST_KRON, kinds=SMALL),
 )
-WAYS: Mapping[str, Way] = {way.name: way for way in (*BASELINES, *OURS)}
+WAYS: Mapping[str, Way] = {way.name: way for way in (*BASELINES, *OURS, *TRAINED)}
