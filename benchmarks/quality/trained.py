@@ -27,7 +27,7 @@ from benchmarks.quality.training import Recipe, Stack, train_perceptrons
 
 TABLES: tuple[Kind, ...] = ("table",)
 DECAYS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # of the mean cross entropy or squared error
-HYPER_STEPS = 50  # about so many in a run
+HYPER_STEPS = 20  # about so many in a run
 TIMED = 0.1  # of the steps of plain training, to know how long all of them take
 EVERYTHING, TRAIN = "train, stop and validation", "train"
 
