@@ -17,7 +17,7 @@ from benchmarks.quality.board import (
     average,
     figure,
 )
-from benchmarks.quality.cells import NONE, by_training, number, signed
+from benchmarks.quality.cells import by_training, number, signed
 from benchmarks.quality.goals import ONLINE, online_gaps
 from benchmarks.tables import Table
 
@@ -55,7 +55,8 @@ def nll(board: Board, tasks: Sequence[TaskInfo]) -> Table:
     for task in tasks:
         means = [of_same_splits(board, task, way) for way in SHOWN]
         splits = max(mean.splits for mean in means if mean is not None)
-        rows.append((task.name, task.half, str(splits), *(NONE if m is None else number(m.mean) for m in means)))
+        cells = [number(None if mean is None else mean.mean) for mean in means]
+        rows.append((task.name, task.half, str(splits), *cells))
     return Table(NLL, ("task", "half", "splits", *SHOWN), tuple(rows))
 
 
@@ -83,7 +84,7 @@ def times(board: Board, tasks: Sequence[TaskInfo]) -> Table:
         cells = []
         for name, digits in (("training", 1), ("hyper-steps", 0), ("kept at", 2)):
             values = board.values(task.name, ONLINE, setting(name)).values()
-            cells.append(number(statistics.median(values), digits) if values else NONE)
+            cells.append(number(statistics.median(values) if values else None, digits))
         rows.append((task.name, task.half, *cells))
     columns = ("task", "half", "seconds", "hyper-steps", "best evidence after this share of the epochs")
     return Table(TIMES, columns, tuple(rows))

@@ -55,6 +55,10 @@ NOTES = """## How it was measured
   data. Splits of one table share examples, so these errors are too small rather than too large.
 - "recipe" is `fit(...).tune(train=...)`. "validation" is `fit(...).tune("validation", validation=...)`. The validation
   data are neither training data nor those that stopped training, except where the name ends in "stop data".
+- "online evidence" is `pw.learning.train` on tables: its network starts where the plain one did and trains for as many
+  steps, with the same batches' size and rate and about twenty hyper-steps. It sees neither the data for stopping nor
+  those for validation, so that one network stands beside both plain ones. "recipe" then tunes its posterior by
+  `tune(train=...)`. No class or range is left out for these ways.
 - For tasks of numbers the plain network has one noise, from the residuals of the training data, and "temperature" has
   one from the residuals of the validation data. Targets are in units of their standard deviation in the training
   data. A network that was trained for a fixed number of steps may fit every training target: then its noise is next to

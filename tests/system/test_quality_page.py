@@ -335,12 +335,12 @@ def test_training_with_online_evidence(folder: Path) -> None:
     nll, less, times = online.tables(read)
     rows = {row[0]: dict(zip(nll.columns, row, strict=True)) for row in nll.rows}
     assert rows["second"]["plain"] == "0.600" and rows["second"][goals.ONLINE] == "0.540"
-    assert rows["second"]["splits"] == "3" and rows["second"]["ensemble"] == "-"
+    assert rows["second"]["splits"] == "3" and rows["second"]["ensemble"] == "not measured"
     rows = {row[0]: dict(zip(less.columns, row, strict=True)) for row in less.rows}
     assert rows["first"]["temperature, early"] == "+0.030 ± 0.000" and rows["first"]["holds"] == "**no**"
     assert rows["second"]["plain"] == "-0.060 ± 0.000" and rows["second"]["holds"] == "yes"
     assert dict(zip(times.columns, times.rows[0], strict=True))["seconds"] == "2.5"
-    assert times.rows[1][2:] == ("-", "-", "-")
+    assert times.rows[1][2:] == ("not measured",) * 3
 
 
 def test_training_with_online_evidence_may_be_above_by_two_errors(folder: Path) -> None:
