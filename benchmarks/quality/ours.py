@@ -11,7 +11,7 @@ from unittest import mock
 from torch import Tensor, nn
 
 import peewit as pw
-from benchmarks.quality.answers import Prepared, WayOptions, of_classes
+from benchmarks.quality.answers import Ask, Prepared, WayOptions, of_classes
 from benchmarks.quality.cases import Case
 from benchmarks.quality.least import Choice
 from benchmarks.quality.scores import Answer
@@ -48,15 +48,7 @@ class Ours(WayOptions):
             la = self.after(la)
         if self.choice is not None:
             la = self.choice(la, getattr(case.parts, self.data))
-
-        def ask(x: Tensor) -> Answer:
-            prediction: Any = la.predict(x, **{"samples": POINTS, **self.predicting})
-            if case.likelihood == "classification":
-                return of_classes(prediction.probs, **{"mutual information": prediction.epistemic})
-            scores = {"variance": prediction.epistemic.sum(1)}
-            return Answer(mean=prediction.mean, variance=prediction.variance, scores=scores)
-
-        return Prepared(ask, lambda: settings_of(la))
+        return Prepared(asking(la, case, self.predicting), lambda: settings_of(la))
 
     def fitted(self, case: Case) -> pw.Laplace:
         """As tuning begins with it."""
@@ -74,6 +66,19 @@ class Ours(WayOptions):
             data["train"] = case.parts.train
         with mock.patch.object(by_training, "SLACK", self.slack):
             return la.tune(**data, **self.tuning)
+
+
+def asking(la: pw.Laplace, case: Case, predicting: Mapping[str, Any]) -> Ask:
+    """What asks a posterior."""
+
+    def ask(x: Tensor) -> Answer:
+        prediction: Any = la.predict(x, **{"samples": POINTS, **predicting})
+        if case.likelihood == "classification":
+            return of_classes(prediction.probs, **{"mutual information": prediction.epistemic})
+        scores = {"variance": prediction.epistemic.sum(1)}
+        return Answer(mean=prediction.mean, variance=prediction.variance, scores=scores)
+
+    return ask
 
 
 def settings_of(la: pw.Laplace) -> dict[str, float]:

@@ -11,6 +11,7 @@ from benchmarks.quality.baselines import Dropout, Ensemble, LaplaceTorch, Plain,
 from benchmarks.quality.cases import Likelihood
 from benchmarks.quality.least import least_precision, within, within_error
 from benchmarks.quality.ours import Ours, but_the_last_layer, capped, centred, largest_variances, largest_weights
+from benchmarks.quality.trained import TRAINED
 
 RECIPE, VALIDATED = "recipe", "validation"  # the two recipes: without and with validation data
 LAST: Mapping[str, Any] = {"weights": "last_layer", "structure": "full"}
@@ -78,4 +79,4 @@ OURS: tuple[Way, ...] = (
     by_validation("validation, least within 0.002", choice=least_precision(within(0.002)), kinds=SMALL),
     by_validation("validation, least within one error", choice=least_precision(within_error), kinds=SMALL),
 )
-WAYS: Mapping[str, Way] = {way.name: way for way in (*BASELINES, *OURS)}
+WAYS: Mapping[str, Way] = {way.name: way for way in (*BASELINES, *OURS, *TRAINED)}

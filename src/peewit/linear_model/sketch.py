@@ -28,7 +28,7 @@ from ..network.calling import call
 from ..network.nests import count
 from ..posterior.measure import curvature_of, sums_of
 from ..posterior.network import Network
-from ..tracing.knowledge import Learner
+from ..tracing.knowledge import KnowledgeLearner
 from .objective import Target
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class SketchPlan:
     """How it would be made."""
 
     task: MeasurementTask
-    learner: Learner
+    learner: KnowledgeLearner
     probes: int  # per example
 
     @staticmethod
@@ -97,7 +97,7 @@ class SketchPlan:
 
     def draw(self) -> Sketch:
         """Pass over the data."""
-        source = Source(self.task, Learner(self.learner.knowledge))
+        source = Source(self.task, KnowledgeLearner(self.learner.knowledge))
         sums = sums_of(source, Full())
         return Sketch(curvature_of(source, Full(), sums, self.task.space))
 
