@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator, Sized
@@ -46,6 +47,18 @@ def known_number(data: Any) -> int | None:
     if isinstance(data, list | tuple):
         return sum(len(targets) for _, targets in Batches(data, torch.device("cpu")))
     return None
+
+
+def apart(data: Any) -> Any:
+    """The same data, whose passes do not begin a pass of training anew.
+
+    All passes of a loader whose workers persist share one iterator: a second pass would turn the first one back.
+    """
+    if not isinstance(data, DataLoader) or not data.persistent_workers:
+        return data
+    other = copy.copy(data)
+    other.__dict__.update(persistent_workers=False, _iterator=None)
+    return other
 
 
 @dataclass(frozen=True, eq=False)

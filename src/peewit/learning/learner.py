@@ -39,7 +39,7 @@ from ..tuning.profile import EvidencePoint
 from ..weights.space import Space
 from .ascent import HyperOptimizer
 from .decay import DECAYS, Decay, PriorHook, attach, check_owned, optimizers_of, pulls_of
-from .examples import count_examples, share_of
+from .examples import apart, count_examples, share_of
 from .losses import Loss, loss_factor, mean_energy, noise_precision_of
 from .options import (
     LearntParameter,
@@ -171,7 +171,8 @@ class Learner:
     ) -> None:
         refuse_parallel(model)
         self.model = unwrap(model)
-        self.data: Any = data if curvature_data is None else curvature_data
+        data = apart(data)
+        self.data: Any = data if curvature_data is None else apart(curvature_data)
         self.optimizers = optimizers_of(optimizer)
         check_share(share, running)
         check_name(decay, DECAYS, "decay")
