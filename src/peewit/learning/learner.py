@@ -476,6 +476,12 @@ class Learner:
         return f"Learner({type(self.model).__name__}, {self.prior.grouping.name} prior: {last[0]})"
 
 
+def set_loss_factor(learner: Learner, factor: float) -> None:
+    """Say what multiple of the mean energy training minimises, where that was learnt after the learner was made."""
+    learner.loss_factor = factor
+    learner._follow()
+
+
 def refuse_variances() -> Tensor:
     """A subnetwork by its variances needs a posterior."""
     raise PeewitError("weights=Subnetwork.largest_variance needs a trained network; use names of parameters.")

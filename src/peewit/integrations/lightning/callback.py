@@ -1,0 +1,223 @@
+"""The callback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ...laplace import Laplace
+from ...learning.examples import known_number
+from ...learning.hosted import READ, HostedLearner, LossReading, Schedule
+from ...learning.learner import Learner, set_loss_factor
+from ...learning.records import History, numbers_to_log
+from ...likelihoods import Likelihood, LikelihoodName
+from ...messages.errors import ArgumentTypeError, PeewitError
+from ...network.batches import split_batch
+from ...posterior.linear_mode import At
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:  # the package that was there before
+        from pytorch_lightning import Callback
+
+BEGIN = "give the callback to pl.Trainer(callbacks=[...]) and call trainer.fit."
+
+
+class LearnerCallback(Callback):  # type: ignore[misc]  # its types are not looked at
+    """Learns prior precisions and the noise by the evidence while a Lightning `Trainer` trains.
+
+    A `pw.learning.Learner` as a callback. It is made when training starts, takes hyper-steps at the ends of epochs, one
+    of them after the last epoch, logs what comes out (`learning/log_evidence`, `learning/noise`, `precision/...`), and
+    is saved in the trainer's checkpoints, from which it goes on. The prior takes the place of a weight decay: set that
+    of your optimizer to 0.
+
+    The first training step shows whether the loss is a multiple of the energy under the likelihood, and which. The
+    prior is added after gradients are accumulated, unscaled and clipped, so that clipping bounds the gradient of the
+    loss alone.
+
+    Args:
+        likelihood: How targets are distributed given the outputs, as in `pw.fit`.
+        network: The attribute of the module that is the network, such as "model", from inputs to outputs. None for the
+            module itself and its `forward`.
+        every: Number of epochs between hyper-steps.
+        burn_in: Number of epochs before the first hyper-step. None for a tenth of `max_epochs`.
+        **options: Further options of `pw.learning.Learner`. With `curvature_data`, batches of the training data may
+            have any form. `loss` is read from the first training step where it is not given.
+
+    Attributes:
+        learner: The `pw.learning.Learner`, once training has begun.
+        history: What came out so far, a `pw.learning.History`.
+
+    Raises:
+        PeewitError: An option is not known or out of its range. When training starts: what `pw.learning.Learner`
+            raises, and a loss that is not a multiple of the energy.
+
+    Example:
+        >>> import lightning.pytorch as pl
+        >>> class Classifier(pl.LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.net = torch.nn.Linear(2, 3)
+        ...     def forward(self, x):
+        ...         return self.net(x)
+        ...     def training_step(self, batch, index):
+        ...         return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+        ...     def configure_optimizers(self):
+        ...         return torch.optim.Adam(self.parameters(), lr=0.01)
+        >>> learning = pw.lightning.LearnerCallback("classification", every=2)
+        >>> quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+        >>> trainer = pl.Trainer(max_epochs=4, accelerator="cpu", callbacks=[learning], **quiet)
+        >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=20, shuffle=True)
+        >>> trainer.fit(Classifier(), loader)
+        >>> [record.epoch for record in learning.history], learning.posterior()
+        ([2, 4], Laplace(D=9, N=60, Kron, ggn, Categorical))
+    """
+
+    def __init__(
+        self,
+        likelihood: LikelihoodName | Likelihood,
+        *,
+        network: str | None = None,
+        every: int = 5,
+        burn_in: int | None = None,
+        **options: Any,
+    ) -> None:
+        if network is not None and not isinstance(network, str):
+            raise ArgumentTypeError(
+                f"network is a {type(network).__name__}; expected the name of an attribute of the module, such as "
+                "'model', or None for the module itself."
+            )
+        self.likelihood, self.network = likelihood, network
+        self._hosted = HostedLearner(Schedule(every=every, burn_in=burn_in), options)
+        self._targets: Tensor | None = None
+        self._reading: LossReading | None = None
+
+    @property
+    def learner(self) -> Learner:
+        """The learner."""
+        return self._hosted.present(BEGIN)
+
+    @property
+    def history(self) -> History:
+        """All records."""
+        return self._hosted.history
+
+    def posterior(self, *, at: At = "trained_weights", progress: bool = False) -> Laplace:
+        """The posterior at the kept weights, which the network then holds: `learner.posterior`.
+
+        It is measured where the network is. Lightning leaves it on the CPU: move it back to a GPU first.
+
+        Args:
+            at: The weights at which its evidence is taken, as in `pw.fit`.
+            progress: Whether to show progress bars.
+
+        Returns:
+            A `pw.Laplace`.
+
+        Raises:
+            PeewitError: No hyper-step was taken yet.
+
+        Example:
+            >>> pw.lightning.LearnerCallback("classification").posterior()
+            Traceback (most recent call last):
+            peewit.messages.errors.PeewitError: There is no learner before training begins: ...
+        """
+        return self.learner.posterior(at=at, progress=progress)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Make the learner, once the trainer has restored what it resumes from."""
+        network = self._network(pl_module)
+        options = dict(self._hosted.options)
+        data = options.pop("curvature_data", None)
+        if data is not None and options.get("examples") is None:
+            options["examples"] = examples_in(trainer.train_dataloader)
+        data = trainer.train_dataloader if data is None else data
+        resumed = trainer.global_step > 0
+        self._hosted.begin(resumed, network, data, self.likelihood, trainer.optimizers, **options)
+        if self._hosted.reads_loss:
+            if pl_module._compiler_ctx is not None:
+                self._hosted.end()
+                raise PeewitError(f"The module is compiled, so that its loss cannot be read; {READ}.")
+            self._reading = LossReading(network)
+
+    def _network(self, pl_module: Any) -> nn.Module:
+        if self.network is None:
+            return pl_module  # type: ignore[no-any-return]
+        try:
+            return pl_module.get_submodule(self.network)  # type: ignore[no-any-return]
+        except AttributeError as error:
+            names = ", ".join(name for name, _ in pl_module.named_children())
+            raise PeewitError(
+                f"network={self.network!r}: the {type(pl_module).__name__} has no such module; it has {names}."
+            ) from error
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Note the targets of the first batch."""
+        if self._reading is not None:
+            try:
+                self._targets = split_batch(batch)[1]
+            except PeewitError as error:
+                raise type(error)(f"{error} For batches of another form {READ}.") from error
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        """Learn from the first loss which multiple of the energy it is: before the first step is taken."""
+        if self._reading is None or self._targets is None:
+            return
+        reading, targets, self._reading, self._targets = self._reading, self._targets, None, None
+        factor = reading.factor(loss, targets, self.learner.likelihood) / scale_of(trainer)
+        parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+        set_loss_factor(self.learner, factor * parts)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """A hyper-step, if the schedule has one."""
+        epoch = trainer.current_epoch + 1
+        if self._hosted.step_if_due(epoch, trainer.max_epochs or 0, epoch) is not None:
+            pl_module.log_dict(numbers_to_log(self.history))
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """A hyper-step after the last epoch, wherever training ends."""
+        epoch = trainer.current_epoch
+        if self._hosted.step(epoch, epoch) is not None:
+            for logger in trainer.loggers:
+                logger.log_metrics(numbers_to_log(self.history), step=trainer.global_step)
+        self._end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Leave the optimizer as it was."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._reading is not None:
+            self._reading.handle.remove()
+        self._reading = self._targets = None
+        self._hosted.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the trainer saves in its checkpoints."""
+        return self._hosted.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from there when training starts."""
+        self._hosted.load_state_dict(state_dict)
+
+
+def examples_in(loader: Any) -> int:
+    """How many examples the trainer's loader has."""
+    number = known_number(loader)
+    if number is None:
+        raise PeewitError(
+            f"The number of training examples is not known: a {type(loader).__name__} does not say it. The prior counts "
+            "beside all of them, so give examples=N."
+        )
+    return number
+
+
+def scale_of(trainer: Any) -> float:
+    """What mixed precision multiplies losses with."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return 1.0 if scaler is None else float(scaler.get_scale())
