@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset
 
 import peewit as pw
 
@@ -29,3 +29,11 @@ def test_a_step_in_an_epoch_leaves_workers_that_persist_to_training() -> None:
         assert len(seen) <= 12
     assert seen == y.tolist()
     assert loader.persistent_workers
+
+
+def test_batches_of_some_examples_say_how_many_there_are() -> None:
+    """Where batches are sampled, the loader's own sampler is another one."""
+    model, dataset = nn.Linear(2, 3), TensorDataset(torch.randn(12, 2), torch.arange(12) % 3)
+    loader = DataLoader(dataset, batch_sampler=BatchSampler(SubsetRandomSampler(range(7)), 2, drop_last=False))
+    learner = pw.learning.Learner(model, loader, "classification", torch.optim.SGD(model.parameters(), lr=0.1))
+    assert learner.examples == 7

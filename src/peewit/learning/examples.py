@@ -40,7 +40,8 @@ def count_examples(data: Any, batches: Batches, examples: int | None) -> int:
 def known_number(data: Any) -> int | None:
     """How many examples a loader or a list of batches has, where that can be told without a pass."""
     if isinstance(data, DataLoader):
-        for owner in (data.sampler, data.dataset):  # a sampler may take some examples alone
+        inner = getattr(data.batch_sampler, "sampler", None)  # which `data.sampler` is not where batches are sampled
+        for owner in (inner, data.sampler, data.dataset):  # a sampler may take some examples alone
             if isinstance(owner, Sized):
                 return len(owner)
         return None

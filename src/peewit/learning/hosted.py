@@ -50,7 +50,7 @@ class HostedLearner:
     schedule: Schedule
     options: Mapping[str, Any]
     learner: Learner | None = None
-    stepped_at: int = -1  # the number of epochs or steps at the last hyper-step
+    stepped_at: int = -1  # the number of optimizer's steps at the last hyper-step
     waiting: Mapping[str, Any] | None = field(default=None, repr=False)  # for the learner of the next run
     continues: bool = False  # whether the learner goes on from an earlier one, whose loss is known
 
@@ -64,14 +64,14 @@ class HostedLearner:
         return History() if self.learner is None else self.learner.history
 
     def begin(self, resumed: bool, *args: Any, **kwargs: Any) -> Learner:
-        """Make the learner; it goes on from the state that waits, or from an earlier run that this one continues."""
-        state = self.waiting
-        if state is None and resumed and self.learner is not None:
+        """Make the learner; of a run that resumes, it goes on from the state that waits, or from the learner before."""
+        state, self.waiting = self.waiting, None
+        if state is None and self.learner is not None:
             state = self.state_dict()
         self.end()
         self.learner = Learner(*args, **kwargs)
-        self.waiting, self.stepped_at, self.continues = None, -1, state is not None
-        if state is not None:
+        self.stepped_at, self.continues = -1, resumed and state is not None
+        if self.continues and state is not None:
             try:
                 self.learner.load_state_dict(state["learner"])
             except BaseException:
@@ -81,21 +81,12 @@ class HostedLearner:
             self.stepped_at = state["stepped_at"]
         return self.learner
 
-    @property
-    def reads_loss(self) -> bool:
-        """Whether the first step of training has to tell what its loss is."""
-        return self.options.get("loss") is None and not self.continues
-
-    def step_if_due(self, number: int, total: int, epoch: int | None) -> LearningRecord | None:
-        """A hyper-step where the schedule has one."""
-        return self.step(number, epoch) if self.schedule.due(number, total) else None
-
-    def step(self, number: int, epoch: int | None) -> LearningRecord | None:
-        """A hyper-step, unless there was one at this very point."""
-        if self.learner is None or number == self.stepped_at:
+    def step(self, at: int, epoch: int) -> LearningRecord | None:
+        """A hyper-step after so many steps of the optimizer, unless there was one already."""
+        if self.learner is None or at == self.stepped_at:
             return None
         record = self.learner.step(epoch=epoch)
-        self.stepped_at = number
+        self.stepped_at = at
         return record
 
     def end(self) -> None:
@@ -140,7 +131,7 @@ class LossReading:
         self.handle.remove()
         if len(self.outputs) != 1:
             raise PeewitError(
-                f"The network ran {len(self.outputs)} times in the first training step, so that its loss cannot be "
+                f"The network ran {len(self.outputs)} times in a training step, so that its loss cannot be "
                 f"compared with the energy; expected one run. Say which network it is, or {READ}."
             )
         return factor_of(loss, self.outputs.pop(), targets, likelihood)

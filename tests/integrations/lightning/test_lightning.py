@@ -88,9 +88,7 @@ class ByHand(Module):
 def trainer(callbacks: list[Any], epochs: int = 4, **options: Any) -> pl.Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     checkpoints = any(isinstance(each, ModelCheckpoint) for each in callbacks)
-    return pl.Trainer(
-        max_epochs=epochs, callbacks=callbacks, enable_checkpointing=checkpoints, **{**quiet, **options}
-    )
+    return pl.Trainer(max_epochs=epochs, callbacks=callbacks, enable_checkpointing=checkpoints, **{**quiet, **options})
 
 
 MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -138,9 +136,7 @@ def test_a_prior_that_is_not_learnt_is_a_weight_decay_bit_for_bit(way: str, name
     """Also where gradients are clipped: before the prior's is added, as before a weight decay's."""
     kind, given, by_hand = WAYS[way]
     model, make = network(), MAKERS[name]
-    learning = pw.lightning.LearnerCallback(
-        "classification", every=2, rate=0.0, prior=EXAMPLES * DECAY, loss=1.0
-    )
+    learning = pw.lightning.LearnerCallback("classification", every=2, rate=0.0, prior=EXAMPLES * DECAY, loss=1.0)
     trainer([learning], **given).fit(kind(model, make), data())
     expected = plain(make, DECAY, **by_hand)
     assert same(model, expected)
@@ -247,9 +243,7 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(tmp_path: Path, valida
     whole, expected, _ = run(8)
     model, learning, _ = run(8, first[2].last_model_path)
     assert [record.epoch for record in learning.history] == [2, 4, 6, 8]
-    assert [record.log_evidence for record in learning.history] == [
-        record.log_evidence for record in expected.history
-    ]
+    assert [record.log_evidence for record in learning.history] == [record.log_evidence for record in expected.history]
     assert same(model, whole)
     assert learning.learner.loss_factor == expected.learner.loss_factor
     assert float(learning.posterior().log_evidence()) == float(expected.posterior().log_evidence())
@@ -347,7 +341,7 @@ MISTAKES: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any], str]
         {},
         "not a multiple of the energy under Categorical",
     ),
-    "no forward": (lambda: Beside(network(), MAKERS["sgd"]), {}, "ran 0 times in the first training step"),
+    "no forward": (lambda: Beside(network(), MAKERS["sgd"]), {}, "ran 0 times in a training step"),
     "no such network": (lambda: Module(network(), MAKERS["sgd"]), {"network": "model"}, "no such module; it has net"),
     "targets that do not fit": (lambda: Module(network(2), MAKERS["sgd"]), {}, "class"),
 }
@@ -361,6 +355,29 @@ def test_mistakes_are_named(what: str) -> None:
     with pytest.raises(pw.PeewitError, match=message):
         trainer([pw.lightning.LearnerCallback("classification", **options)], 1).fit(module, data())
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items() if "weight" in name)
+
+
+def test_a_loss_that_turns_into_another_is_noticed() -> None:
+    """At first all outputs are zero, and the gradient of smoothed labels is a multiple of that of plain ones."""
+    model = network()
+    nn.init.zeros_(model[-1].weight)
+    nn.init.zeros_(model[-1].bias)
+    module = Module(model, MAKERS["sgd"], nn.CrossEntropyLoss(label_smoothing=0.3))
+    with pytest.raises(pw.PeewitError, match="not a multiple of the energy"):
+        trainer([pw.lightning.LearnerCallback("classification", burn_in=1)], 3).fit(module, data())
+    assert module.trainer.current_epoch == 1
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_step_without_a_loss_is_passed_over() -> None:
+    class Sparing(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+            loss = super().training_step(batch, batch_idx)
+            return loss if batch_idx else None
+
+    learning = pw.lightning.LearnerCallback("classification")
+    trainer([learning], 1).fit(Sparing(network(), MAKERS["sgd"]), data())
+    assert learning.learner.loss_factor == pytest.approx(1)
 
 
 def test_a_network_inside_the_module_is_named() -> None:

@@ -36,7 +36,8 @@ class LearnerCallback(Callback):  # type: ignore[misc]  # its types are not look
     is saved in the trainer's checkpoints, from which it goes on. The prior takes the place of a weight decay: set that
     of your optimizer to 0.
 
-    The first training step shows whether the loss is a multiple of the energy under the likelihood, and which. The
+    The first training step shows whether the loss is a multiple of the energy under the likelihood, and which; that of
+    every other epoch, whether it still is one. The
     prior is added after gradients are accumulated, unscaled and clipped, so that clipping bounds the gradient of the
     loss alone.
 
@@ -96,6 +97,7 @@ class LearnerCallback(Callback):  # type: ignore[misc]  # its types are not look
         self._hosted = HostedLearner(Schedule(every=every, burn_in=burn_in), options)
         self._targets: Tensor | None = None
         self._reading: LossReading | None = None
+        self._known = False  # whether the factor of the loss is known
 
     @property
     def learner(self) -> Learner:
@@ -139,11 +141,11 @@ class LearnerCallback(Callback):  # type: ignore[misc]  # its types are not look
         data = trainer.train_dataloader if data is None else data
         resumed = trainer.global_step > 0
         self._hosted.begin(resumed, network, data, self.likelihood, trainer.optimizers, **options)
-        if self._hosted.reads_loss:
-            if pl_module._compiler_ctx is not None:
-                self._hosted.end()
-                raise PeewitError(f"The module is compiled, so that its loss cannot be read; {READ}.")
-            self._reading = LossReading(network)
+        if options.get("loss") is None and pl_module._compiler_ctx is not None:
+            self._hosted.end()
+            raise PeewitError(f"The module is compiled, so that its loss cannot be read; {READ}.")
+        self._known = self._hosted.continues
+        self.on_train_epoch_start(trainer, pl_module)
 
     def _network(self, pl_module: Any) -> nn.Module:
         if self.network is None:
@@ -156,13 +158,20 @@ class LearnerCallback(Callback):  # type: ignore[misc]  # its types are not look
                 f"network={self.network!r}: the {type(pl_module).__name__} has no such module; it has {names}."
             ) from error
 
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Look at the loss of the next step: at first to learn what it is, later whether it still is a multiple."""
+        if self._hosted.options.get("loss") is None and self._reading is None:
+            self._reading = LossReading(self._network(pl_module))
+
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Note the targets of the first batch."""
-        if self._reading is not None:
-            try:
-                self._targets = split_batch(batch)[1]
-            except PeewitError as error:
-                raise type(error)(f"{error} For batches of another form {READ}.") from error
+        """Note the targets of the step that is looked at."""
+        if self._reading is None:
+            return
+        self._reading.outputs.clear()  # of a step without a backward pass
+        try:
+            self._targets = split_batch(batch)[1]
+        except PeewitError as error:
+            raise type(error)(f"{error} For batches of another form {READ}.") from error
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         """Learn from the first loss which multiple of the energy it is: before the first step is taken."""
@@ -171,18 +180,19 @@ class LearnerCallback(Callback):  # type: ignore[misc]  # its types are not look
         reading, targets, self._reading, self._targets = self._reading, self._targets, None, None
         factor = reading.factor(loss, targets, self.learner.likelihood) / scale_of(trainer)
         parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-        set_loss_factor(self.learner, factor * parts)
+        if not self._known:
+            self._known = True
+            set_loss_factor(self.learner, factor * parts)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """A hyper-step, if the schedule has one."""
         epoch = trainer.current_epoch + 1
-        if self._hosted.step_if_due(epoch, trainer.max_epochs or 0, epoch) is not None:
+        if self._hosted.schedule.due(epoch, trainer.max_epochs or 0) and self._hosted.step(trainer.global_step, epoch):
             pl_module.log_dict(numbers_to_log(self.history))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """A hyper-step after the last epoch, wherever training ends."""
-        epoch = trainer.current_epoch
-        if self._hosted.step(epoch, epoch) is not None:
+        if self._hosted.step(trainer.global_step, trainer.current_epoch):
             for logger in trainer.loggers:
                 logger.log_metrics(numbers_to_log(self.history), step=trainer.global_step)
         self._end()
