@@ -127,3 +127,11 @@ def test_the_state_of_every_module_and_gradient_is_left_alone() -> None:
     assert modes == [module.training for module in model.modules()]
     learner.detach()
     assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_compiled_networks_are_the_network_inside() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    learner = pw.learning.Learner(torch.compile(model, backend="eager"), loader(True), "classification", optimizer)
+    assert learner.model is model
+    assert learner.step().kept

@@ -35,7 +35,7 @@ from ..runtime.memory import budget
 from ..runtime.progress import Progress
 from ..runtime.random import seed_of
 from ..tracing.selection import Weights, select
-from ..tuning.profile import EvidencePoint
+from ..tuning.profile import EvidencePoint, profile_of
 from ..weights.space import Space
 from .ascent import HyperOptimizer
 from .decay import DECAYS, Decay, PriorHook, attach, check_owned, optimizers_of, pulls_of
@@ -212,6 +212,9 @@ class Learner:
         self.history = History(groups=group_names(self.prior, self.space))
         self.hyper = HyperOptimizer.of(self.prior, self.space, noise_precision_of(family))
         self.running: RunningSums | None = None
+        if self.prior.grouping.within_tensors:  # not every structure holds it: said now, and not after a burn-in
+            state, _ = self._measure([first], 0, Progress())
+            profile_of(state.problem, state.prior)
         self.hook = PriorHook(decay)
         self._follow()
         self.handles = attach(self.optimizers, self.hook)
@@ -290,18 +293,7 @@ class Learner:
         """
         began = time.perf_counter()
         number = len(self.history.hyper_steps)
-        with preserved_randomness(self.data):
-            state, running = refresh(
-                self.model,
-                self.data,
-                self.likelihood,
-                self.prior,
-                self.measuring,
-                number,
-                self.examples,
-                self.running,
-                Progress(progress),
-            )
+        state, running = self._measure(self.data, number, Progress(progress))
         hyper = self.hyper.copy()  # a step that fails changes nothing
         point = hyper.climb(state, self._numbers(state), self.ascending)
         kept = self._kept(point, hyper)
@@ -325,6 +317,21 @@ class Learner:
         self._take(hyper)
         self.history = self.history.plus(record)
         return record
+
+    def _measure(self, data: Any, number: int, progress: Progress) -> tuple[PosteriorState, RunningSums | None]:
+        """The posterior at the present weights, prior and noise; training will not notice."""
+        with preserved_randomness(self.data):
+            return refresh(
+                self.model,
+                data,
+                self.likelihood,
+                self.prior,
+                self.measuring,
+                number,
+                self.examples,
+                self.running,
+                progress,
+            )
 
     def note(self, *, epoch: int | None = None, loss: float | None = None) -> LearningRecord:
         """Add a record of an epoch without a hyper-step to the history, and return it."""
