@@ -26,7 +26,7 @@ from ..network.isolation import entry_point
 from ..network.modules import device_of, unwrap
 from ..network.nests import Data
 from ..network.values import own_copy
-from ..posterior.linear_mode import At
+from ..posterior.linear_mode import At, check_at
 from ..posterior.measure import with_residual_noise
 from ..posterior.state import PosteriorState
 from ..priors.prior import Number, Prior, as_prior
@@ -385,7 +385,8 @@ class Learner:
             progress: Whether to show progress bars.
 
         Returns:
-            A `pw.Laplace`, measured on all of the data that the learner measures.
+            A `pw.Laplace`, measured on all of the data that the learner measures. Where these are not as many as the N
+            training examples, its temperature lets them count as N.
 
         Raises:
             PeewitError: No hyper-step was taken yet.
@@ -402,11 +403,13 @@ class Learner:
             with torch.no_grad():
                 hyper.z.copy_(self.kept.z)
             self._take(hyper)
+        check_at(at)
         measuring = self.measuring
+        data = share_of(self.data, self.model, 1.0, measuring.seed)
         with preserved_randomness(self.data):
-            return fit(
+            la = fit(
                 self.model,
-                share_of(self.data, self.model, 1.0, measuring.seed),
+                data,
                 self.likelihood,
                 weights=measuring.weights,
                 structure=measuring.structure,
@@ -415,8 +418,10 @@ class Learner:
                 memory=measuring.memory,
                 arithmetic=measuring.arithmetic,
                 progress=progress,
-                at=at,
             )
+            if la.N != self.examples:  # as in a step: what is measured stands for all training examples
+                la = la.with_temperature(la.N / self.examples)
+            return la if at == "trained_weights" else la.at_linear_mode(data, memory=measuring.memory, progress=progress)
 
     def detach(self) -> None:
         """Take the prior out of the optimizer's steps: from now on training is plain, without weight decay.
