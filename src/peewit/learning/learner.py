@@ -419,9 +419,12 @@ class Learner:
                 arithmetic=measuring.arithmetic,
                 progress=progress,
             )
-            if la.N != self.examples:  # as in a step: what is measured stands for all training examples
-                la = la.with_temperature(la.N / self.examples)
-            return la if at == "trained_weights" else la.at_linear_mode(data, memory=measuring.memory, progress=progress)
+            measured = la.N
+            if measured != self.examples:  # as in a step: what is measured stands for all training examples
+                la = la.with_temperature(measured / self.examples)
+            if at == "trained_weights":
+                return la
+            return la.at_linear_mode(data, memory=measuring.memory, progress=progress)
 
     def detach(self) -> None:
         """Take the prior out of the optimizer's steps: from now on training is plain, without weight decay.

@@ -17,8 +17,8 @@ from ..network.nests import Inputs, count
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A loss of outputs and targets, as training minimises it."""
-# Of the gradients' difference. A hundred times what rounding leaves: where all logits are near zero, as at the beginning
-# of training, smoothed labels differ from a multiple of plain ones by no more than these logits.
+# Of the gradients' difference, some times what rounding leaves. Where all logits are near zero, as at the beginning of
+# training, the gradient of smoothed labels differs from a multiple of that of plain ones by no more than these logits.
 SLACK = {torch.float64: 1e-10, torch.float32: 1e-5}
 COARSE = 0.05  # the same in less precision, where outputs are rounded to three digits
 

@@ -22,9 +22,6 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.* is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
-    pytest.mark.filterwarnings("ignore:The number of training batches"),
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
     pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
 ]
@@ -228,8 +225,7 @@ def test_what_is_learnt_is_what_a_loop_learns(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("validation", [False, True])
 def test_a_run_that_goes_on_is_the_run_that_never_stopped(tmp_path: Path, validation: bool) -> None:
-    """From the trainer's own checkpoint, with a fresh module and a fresh callback; also if it is saved after a
-    validation."""
+    """From the trainer's own checkpoint, with a fresh module and callback; also if it is saved after a validation."""
 
     def run(epochs: int, path: str | None = None) -> tuple[nn.Module, Any, Any]:
         model = network()
@@ -287,7 +283,9 @@ def test_curvature_has_data_of_its_own() -> None:
     learning = pw.lightning.LearnerCallback("classification", curvature_data=(x, y), loss=1.0)
     trainer([learning], 1).fit(Named(network(), MAKERS["sgd"]), loader)
     assert learning.learner.examples == EXAMPLES
-    assert learning.posterior().N == len(x)
+    posterior = learning.posterior()
+    measured = posterior.N
+    assert measured == len(x)
     with pytest.raises(pw.PeewitError, match=r"For batches of another form give loss="):
         trainer([pw.lightning.LearnerCallback("classification", curvature_data=(x, y))], 1).fit(
             Named(network(), MAKERS["sgd"]), loader

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ...laplace import Laplace
-from ...learning.examples import known_number
+from ...learning.examples import count_examples
 from ...learning.hosted import READ, HostedLearner, LossReading, Schedule
 from ...learning.learner import Learner, set_loss_factor
 from ...learning.records import History, numbers_to_log
 from ...likelihoods import Likelihood, LikelihoodName
 from ...messages.errors import ArgumentTypeError, PeewitError
-from ...network.batches import split_batch
+from ...network.batches import Batches, split_batch
 from ...posterior.linear_mode import At
 
 if TYPE_CHECKING:
@@ -59,24 +59,12 @@ class LearnerCallback(Callback):  # type: ignore[misc]  # its types are not look
             raises, and a loss that is not a multiple of the energy.
 
     Example:
-        >>> import lightning.pytorch as pl
-        >>> class Classifier(pl.LightningModule):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.net = torch.nn.Linear(2, 3)
-        ...     def forward(self, x):
-        ...         return self.net(x)
-        ...     def training_step(self, batch, index):
-        ...         return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
-        ...     def configure_optimizers(self):
-        ...         return torch.optim.Adam(self.parameters(), lr=0.01)
         >>> learning = pw.lightning.LearnerCallback("classification", every=2)
-        >>> quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-        >>> trainer = pl.Trainer(max_epochs=4, accelerator="cpu", callbacks=[learning], **quiet)
-        >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=20, shuffle=True)
-        >>> trainer.fit(Classifier(), loader)
+        >>> quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu")
+        >>> trainer = pl.Trainer(max_epochs=4, callbacks=[learning], enable_model_summary=False, **quiet)
+        >>> trainer.fit(module, loader)
         >>> [record.epoch for record in learning.history], learning.posterior()
-        ([2, 4], Laplace(D=9, N=60, Kron, ggn, Categorical))
+        ([2, 4], Laplace(D=51, N=60, Kron, ggn, Categorical))
     """
 
     def __init__(
@@ -137,7 +125,8 @@ class LearnerCallback(Callback):  # type: ignore[misc]  # its types are not look
         options = dict(self._hosted.options)
         data = options.pop("curvature_data", None)
         if data is not None and options.get("examples") is None:
-            options["examples"] = examples_in(trainer.train_dataloader)
+            loader = trainer.train_dataloader
+            options["examples"] = count_examples(loader, Batches(loader, network), None)
         data = trainer.train_dataloader if data is None else data
         resumed = trainer.global_step > 0
         self._hosted.begin(resumed, network, data, self.likelihood, trainer.optimizers, **options)
@@ -208,23 +197,31 @@ class LearnerCallback(Callback):  # type: ignore[misc]  # its types are not look
         self._hosted.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the trainer saves in its checkpoints."""
+        """What the learner has learnt: what the trainer saves in its checkpoints.
+
+        Returns:
+            A mapping for `load_state_dict`.
+
+        Example:
+            >>> pw.lightning.LearnerCallback("classification").state_dict()
+            {}
+        """
         return self._hosted.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there when training starts."""
+        """Go on from there when training starts; the trainer calls it.
+
+        Args:
+            state_dict: What `state_dict` returned.
+
+        Raises:
+            MismatchError: When training starts: it is of another prior or other weights.
+
+        Example:
+            >>> learning = pw.lightning.LearnerCallback("classification")
+            >>> learning.load_state_dict(learning.state_dict())
+        """
         self._hosted.load_state_dict(state_dict)
-
-
-def examples_in(loader: Any) -> int:
-    """How many examples the trainer's loader has."""
-    number = known_number(loader)
-    if number is None:
-        raise PeewitError(
-            f"The number of training examples is not known: a {type(loader).__name__} does not say it. The prior counts "
-            "beside all of them, so give examples=N."
-        )
-    return number
 
 
 def scale_of(trainer: Any) -> float:
