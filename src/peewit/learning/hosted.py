@@ -43,7 +43,7 @@ class Schedule:
         return number >= first and number % self.every == 0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class HostedLearner:
     """A learner that comes and goes with runs of another library's loop."""
 

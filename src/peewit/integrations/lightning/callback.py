@@ -82,7 +82,7 @@ class LearnerCallback(Callback):  # type: ignore[misc]  # its types are not look
                 "'model', or None for the module itself."
             )
         self.likelihood, self.network = likelihood, network
-        self._hosted = HostedLearner(Schedule(every=every, burn_in=burn_in), options)
+        self._hosted = HostedLearner(schedule=Schedule(every=every, burn_in=burn_in), options=options)
         self._targets: Tensor | None = None
         self._reading: LossReading | None = None
         self._known = False  # whether the factor of the loss is known

@@ -90,7 +90,7 @@ class LearnerTrainerCallback(TrainerCallback):  # type: ignore[misc]  # its type
             )
         check_name(unit, UNITS, "unit")
         self.trainer, self.likelihood, self.unit = trainer, likelihood, unit
-        self._hosted = HostedLearner(Schedule(every=every, burn_in=burn_in), options)
+        self._hosted = HostedLearner(schedule=Schedule(every=every, burn_in=burn_in), options=options)
 
     @property
     def learner(self) -> Learner:
