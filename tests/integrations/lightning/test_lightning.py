@@ -88,6 +88,10 @@ def trainer(callbacks: list[Any], epochs: int = 4, **options: Any) -> pl.Trainer
     return pl.Trainer(max_epochs=epochs, callbacks=callbacks, enable_checkpointing=checkpoints, **{**quiet, **options})
 
 
+def tripled(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 3 * F.cross_entropy(outputs, targets)
+
+
 MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda weights, decay: torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=decay),
     "adam": lambda weights, decay: torch.optim.Adam(weights, lr=0.01, weight_decay=decay),
@@ -232,7 +236,7 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(tmp_path: Path, valida
         learning = pw.lightning.LearnerCallback("classification", every=2, burn_in=0)
         saving = ModelCheckpoint(tmp_path / f"{epochs} {path is None}", save_last=True, every_n_epochs=1)
         kind, loaders = (Validated, [data(), data()]) if validation else (Module, [data()])
-        trainer([saving, learning], epochs).fit(kind(model, MAKERS["adam"]), *loaders, ckpt_path=path)
+        trainer([saving, learning], epochs).fit(kind(model, MAKERS["adam"], tripled), *loaders, ckpt_path=path)
         return model, learning, saving
 
     first = run(5)
@@ -241,7 +245,7 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(tmp_path: Path, valida
     assert [record.epoch for record in learning.history] == [2, 4, 6, 8]
     assert [record.log_evidence for record in learning.history] == [record.log_evidence for record in expected.history]
     assert same(model, whole)
-    assert learning.learner.loss_factor == expected.learner.loss_factor
+    assert learning.learner.loss_factor == expected.learner.loss_factor == pytest.approx(3)
     assert float(learning.posterior().log_evidence()) == float(expected.posterior().log_evidence())
 
 
