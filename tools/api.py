@@ -23,6 +23,7 @@ import peewit.curvature.kinds
 import peewit.data
 import peewit.figures
 import peewit.integrations.sklearn
+import peewit.learning
 import peewit.likelihoods
 import peewit.metrics
 import peewit.priors.prior
@@ -64,6 +65,7 @@ WARNINGS = ("PeewitWarning", "FitWarning", "RoundingWarning", "TuningWarning", "
 EXTRAS = {
     peewit.metrics: sorted(peewit.metrics.__all__, key=lambda name: not name.islower()),  # functions first
     peewit.figures: sorted(peewit.figures.__all__, key=lambda name: not name.islower()),
+    peewit.learning: ("train", "Training", "Learner", "LearningRecord", "History", "cosine"),
     peewit.integrations.sklearn: tuple(peewit.integrations.sklearn.__all__),
     peewit.data: ("fashion_mnist",),
 }
@@ -98,6 +100,10 @@ TYPES = {
     "figures.summary": ("Summary",),
     "figures.unknown": ("ScoreName",),
     "figures.directions": ("DirectionName",),
+    "learning.decay": ("Decay",),
+    "learning.learner": ("Keep",),
+    "learning.losses": ("Loss",),
+    "learning.options": ("LearntParameter", "Rate"),
     "integrations.sklearn.base": ("NumberArray",),
     "integrations.sklearn.training": ("Factory",),
 }
@@ -125,6 +131,9 @@ SHARED = {"Likelihoods": {"with_noise", "natural", "moments"}, "Structures": set
 ENGINE = {
     "Blocks": peewit.curvature.blocks.ENGINE,
     "LinearMode": {"under"},
+    "LearningRecord": {"fields"},
+    "History": {"plus"},
+    "Learner": {"note"},
     "Prior": peewit.priors.prior.ENGINE,
     "Schema": {"of_frames", "in_order"},
     "Space": peewit.weights.space.ENGINE,
@@ -244,7 +253,7 @@ def entry(name: str, module: ModuleType = peewit) -> str:
     parts = [f"## {'class ' if inspect.isclass(thing) else ''}`{title(name, module)}`"]
     # Users do not construct results, so these need no signature.
     constructed = module is peewit and name in CONSTRUCTED
-    constructed |= hasattr(thing, "get_params")  # an estimator
+    constructed |= hasattr(thing, "get_params") or thing is peewit.learning.Learner  # an estimator, or a learner
     if inspect.isfunction(thing) or constructed:
         parts.append(f"```text\n{signature(thing, name, wrapped=True)}\n```")
     parts.append(markdown(docstring(thing)))

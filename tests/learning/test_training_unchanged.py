@@ -58,7 +58,7 @@ def trained(name: str, own_generator: bool, **options: object) -> dict[str, Tens
     """The network after four epochs, with a learner or with the same weight decay."""
     torch.manual_seed(0)
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 (as users' augmentations draw)
+    np.random.seed(0)
     model, data = network(), loader(own_generator)
     optimizer = OPTIMIZERS[name](model.parameters(), 0.0 if options else DECAY)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
@@ -127,3 +127,11 @@ def test_the_state_of_every_module_and_gradient_is_left_alone() -> None:
     assert modes == [module.training for module in model.modules()]
     learner.detach()
     assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_compiled_networks_are_the_network_inside() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    learner = pw.learning.Learner(torch.compile(model, backend="eager"), loader(True), "classification", optimizer)
+    assert learner.model is model
+    assert learner.step().kept
