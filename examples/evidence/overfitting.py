@@ -199,12 +199,12 @@ def setup_of(asked: argparse.Namespace) -> Setup:
     """Clothes and an MLP, or CIFAR-10 and a ResNet; with `--quick` a few examples and epochs."""
     if asked.cifar:
         task = colour(folder(asked, "cifar10"), train=asked.images or 10_000)
-        make, epochs, curvature = lambda: resnet("batchnorm", (16, 32, 64)), 60, "fisher"
+        make, epochs, curvature = lambda: resnet("batchnorm", (4, 8, 16) if asked.quick else (16, 32, 64)), 60, "fisher"
     else:
         task = clothes(asked.images or (200 if asked.quick else 2_000))
         make, epochs, curvature = perceptron, 100, "auto"
     if asked.quick:
-        task, epochs = task.cut(200, 200), 4
+        task, epochs = task.cut(*(64, 64) if asked.cifar else (200, 200)), 4
     return Setup(
         task=task.to(asked.device),
         make=make,
