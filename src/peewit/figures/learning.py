@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ from .style import BLUE, GREEN, GREY, ORANGE, PURPLE, brief
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-Curve: TypeAlias = Sequence[float | None]
-"""Numbers for a line, one per record or one per hyper-step; None where there is none."""
 FEW = 8  # groups up to which each has a line
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)  # quantiles of more groups
 LEAST = 1e-3  # effective dimensions below which a group counts as switched off, and which a logarithmic axis shows
@@ -54,7 +52,7 @@ class Course:
     curves: Mapping[str, tuple[tuple[float, ...], tuple[float | None, ...]]]  # places and values
 
 
-def course_of(history: History, curves: Mapping[str, Curve]) -> Course:
+def course_of(history: History, curves: Mapping[str, Sequence[float | None]]) -> Course:
     """What a figure shows of a history, with further curves of the caller's."""
     records, steps = list(history), list(history.hyper_steps)
     in_epochs = all(record.epoch is not None for record in records)
@@ -84,7 +82,7 @@ def number(value: float | None) -> float:
 
 
 def placed(
-    name: str, curve: Curve, places: tuple[float, ...], steps: tuple[float, ...]
+    name: str, curve: Sequence[float | None], places: tuple[float, ...], steps: tuple[float, ...]
 ) -> tuple[tuple[float, ...], tuple[float | None, ...]]:
     """A curve with its places: those of all records, or of the hyper-steps."""
     values = tuple(None if value is None else float(value) for value in curve)
@@ -121,7 +119,9 @@ def dimension_lines(steps: Sequence[LearningRecord], groups: tuple[str, ...]) ->
     return GroupLines(names=("all",), values=values.sum(0, keepdim=True), groups=1, banded=False)
 
 
-def learning_curves(source: History | Training | Learner, curves: Mapping[str, Curve] | None = None) -> Figure:
+def learning_curves(
+    source: History | Training | Learner, curves: Mapping[str, Sequence[float | None]] | None = None
+) -> Figure:
     """Draw a whole run of learning while training: loss, evidence, precisions, effective dimensions and noise.
 
     Args:
