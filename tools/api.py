@@ -59,7 +59,10 @@ GROUPS = {
     "Curvature": ("Auto", "GGN", "MonteCarlo", "Empirical", "Hessian"),
     "Weights": ("Space", "Subnetwork"),
     "Predictions": ("Prediction", "Classes", "Binary", "Regression", "Mixture", "Outputs", "Functional", "Predictor"),
-    "Evaluate": ("evaluate", "Report", "recommend", "Recommendation", "sweep", "Sweep", "SweepPoint", "validation_nll"),
+    "Evaluate": (
+        *("evaluate", "Report", "compare", "Comparison", "ComparedPosterior", "recommend", "Recommendation"),
+        *("sweep", "Sweep", "SweepPoint", "validation_nll"),
+    ),
 }
 WARNINGS = ("PeewitWarning", "FitWarning", "RoundingWarning", "TuningWarning", "UnderconfidenceWarning")
 EXTRAS = {
@@ -89,6 +92,7 @@ TYPES = {
     "tuning.options": ("TuneParameter", "Grid"),
     "predictions.options": ("PredictMethod",),
     "predictions.prediction": ("LinkName",),
+    "comparison.call": ("Posteriors",),
     "evaluation.call": ("UnknownInputs",),
     "evaluation.variations": ("Shifts", "Attacks", "ByName", "ShiftName", "AttackName", "Levels", "Change"),
     "evaluation.subject": ("Baselines", "Baseline"),

@@ -28,6 +28,7 @@ class Prepared:
 
     ask: Ask
     settings: Callable[[], Mapping[str, float]] = dict  # asked once the clock has stopped
+    earlier: float = 0.0  # seconds of its work that were spent on another case, which it shares that work with
 
 
 class Way(Protocol):

@@ -63,9 +63,9 @@ def measured(way: Way, case: Case, passes: Passes) -> Record | None:
         "shifted": {name: figures(found, targets) for name, (found, targets) in shifted.items()},
         "settings": dict(prepared.settings()),
         "cost": {
-            "fit": (fitted - began) / passes.both,
+            "fit": (fitted - began + prepared.earlier) / passes.both,
             "predict": (asked - fitted) / passes.forward,
-            "seconds": asked - began,
+            "seconds": asked - began + prepared.earlier,
         },
     }
     if warned := worth_hearing(caught):

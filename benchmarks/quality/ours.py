@@ -11,8 +11,9 @@ from unittest import mock
 from torch import Tensor, nn
 
 import peewit as pw
-from benchmarks.quality.answers import Prepared, WayOptions, of_classes
+from benchmarks.quality.answers import Ask, Prepared, WayOptions, of_classes
 from benchmarks.quality.cases import Case
+from benchmarks.quality.least import Choice
 from benchmarks.quality.scores import Answer
 from peewit.tuning import by_training
 
@@ -34,6 +35,7 @@ class Ours(WayOptions):
     before: Changing | None = None  # what changes between fitting and tuning
     tuning: Mapping[str, Any] | None = field(default_factory=dict)  # None for the posterior as it is fitted
     after: Changing | None = None  # what changes once it is tuned
+    choice: Choice | None = None  # what changes then by the validation data
     predicting: Mapping[str, Any] = field(default_factory=dict)
     trained: bool = False  # whether tune is given the training data
     slack: float = by_training.SLACK  # nats per label that the training data may lose
@@ -44,15 +46,9 @@ class Ours(WayOptions):
         la = self.tuned(self.fitted(case), case)
         if self.after is not None:
             la = self.after(la)
-
-        def ask(x: Tensor) -> Answer:
-            prediction: Any = la.predict(x, **{"samples": POINTS, **self.predicting})
-            if case.likelihood == "classification":
-                return of_classes(prediction.probs, **{"mutual information": prediction.epistemic})
-            scores = {"variance": prediction.epistemic.sum(1)}
-            return Answer(mean=prediction.mean, variance=prediction.variance, scores=scores)
-
-        return Prepared(ask, lambda: settings_of(la))
+        if self.choice is not None:
+            la = self.choice(la, getattr(case.parts, self.data))
+        return Prepared(asking(la, case, self.predicting), lambda: settings_of(la))
 
     def fitted(self, case: Case) -> pw.Laplace:
         """As tuning begins with it."""
@@ -70,6 +66,19 @@ class Ours(WayOptions):
             data["train"] = case.parts.train
         with mock.patch.object(by_training, "SLACK", self.slack):
             return la.tune(**data, **self.tuning)
+
+
+def asking(la: pw.Laplace, case: Case, predicting: Mapping[str, Any]) -> Ask:
+    """What asks a posterior."""
+
+    def ask(x: Tensor) -> Answer:
+        prediction: Any = la.predict(x, **{"samples": POINTS, **predicting})
+        if case.likelihood == "classification":
+            return of_classes(prediction.probs, **{"mutual information": prediction.epistemic})
+        scores = {"variance": prediction.epistemic.sum(1)}
+        return Answer(mean=prediction.mean, variance=prediction.variance, scores=scores)
+
+    return ask
 
 
 def settings_of(la: pw.Laplace) -> dict[str, float]:

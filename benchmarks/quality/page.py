@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.quality import by_task, harm, measured, overview, sections, unknown
+from benchmarks.quality import by_task, harm, measured, online, overview, sections, unknown
 from benchmarks.quality.batchnorm import read_results
 from benchmarks.quality.board import Board
 from benchmarks.quality.cells import halves
@@ -55,6 +55,10 @@ NOTES = """## How it was measured
   data. Splits of one table share examples, so these errors are too small rather than too large.
 - "recipe" is `fit(...).tune(train=...)`. "validation" is `fit(...).tune("validation", validation=...)`. The validation
   data are neither training data nor those that stopped training, except where the name ends in "stop data".
+- "online evidence" is `pw.learning.train` on tables: its network starts where the plain one did and trains for as many
+  steps, with the same batches' size and rate and about twenty hyper-steps. It sees neither the data for stopping nor
+  those for validation, so that one network stands beside both plain ones. "recipe" then tunes its posterior by
+  `tune(train=...)`. No class or range is left out for these ways.
 - For tasks of numbers the plain network has one noise, from the residuals of the training data, and "temperature" has
   one from the residuals of the validation data. Targets are in units of their standard deviation in the training
   data. A network that was trained for a fixed number of steps may fit every training target: then its noise is next to
@@ -72,6 +76,7 @@ NOTES = """## How it was measured
 EXPLAINED = {
     **overview.EXPLAINED,
     **sections.EXPLAINED,
+    **online.EXPLAINED,
     **harm.EXPLAINED,
     **unknown.EXPLAINED,
     **by_task.EXPLAINED,
@@ -128,6 +133,7 @@ def tables(board: Board) -> list[tuple[str, list[Table]]]:
             [sections.validated_nll(board), sections.misses_by_way(board), sections.intervals(board)],
         ),
         ("Without validation data", [sections.unvalidated_nll(board), *sections.warning_tables(board)]),
+        ("Trained with online evidence", online.tables(board)),
         ("What training data tell of harm", [] if board.reduced else harm.harm_tables(read_results(harm.RESULTS))),
         ("Unknown inputs", unknown.tables(board)),
         ("What was tried", [overview.ways_in_short(board), *every]),

@@ -83,7 +83,7 @@ def table(name: str, read: Callable[[Path | None], Table]) -> Make:
         trained = train_perceptrons(
             [job.parts.train for job, _ in runs],
             [job.parts.stop for job, _ in runs],
-            [1000 * job.split + 10 * (job.variant == "left out") + member for job, member in runs],
+            [seed_of(job.split, job.variant) + member for job, member in runs],
             [DROPOUT * (member == MEMBERS) for _, member in runs],
             int(targets.max()) + 1 if classes else 1,
             task.likelihood,
@@ -104,6 +104,11 @@ def table(name: str, read: Callable[[Path | None], Table]) -> Make:
                 )
 
     return make
+
+
+def seed_of(split: int, variant: str) -> int:
+    """Of the plain network; the other members of its ensemble have the next ones."""
+    return 1000 * split + 10 * (variant == "left out")
 
 
 def trimmed(network: nn.Sequential, parts: Parts, classes: bool) -> nn.Sequential:

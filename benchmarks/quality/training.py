@@ -103,8 +103,12 @@ def train_perceptrons(
     outputs: int,
     likelihood: Likelihood,
     recipe: Recipe,
+    decays: Sequence[float] | None = None,
 ) -> tuple[list[nn.Sequential], list[nn.Sequential]]:
-    """Train all at once by Adam: networks where the stopping data are fitted best, and those after all steps."""
+    """Train all at once by Adam: networks where the stopping data are fitted best, and those after all steps.
+
+    `decays` are weight decays, one for each network, whose half times the squared weights is added to its loss.
+    """
     stack = Stack((train[0][0].shape[1], *recipe.hidden, outputs), seeds, dropout)
     optimizer = torch.optim.Adam(stack.parameters, lr=recipe.rate)
     x, y, _ = padded(train)
@@ -125,11 +129,19 @@ def train_perceptrons(
         rows = (torch.rand(len(train), min(recipe.batch, x.shape[1])) * sizes).long()
         optimizer.zero_grad()
         loss = losses(stack(x[number, rows], training=True), y[number, rows], likelihood).mean(1).sum()
+        if decays is not None:
+            loss = loss + half_squares(stack.parameters, decays)
         torch.autograd.backward([loss])
         optimizer.step()
     last = [value.detach() for value in stack.parameters]
     everyone = range(len(train))
     return [stack.network(k, kept) for k in everyone], [stack.network(k, last) for k in everyone]
+
+
+def half_squares(parameters: Sequence[Tensor], decays: Sequence[float]) -> Tensor:
+    """(): the sum over networks of half their decay times their squared weights, biases among them."""
+    squares = torch.stack([each.flatten(1).square().sum(1) for each in parameters]).sum(0)
+    return 0.5 * (torch.tensor(decays) * squares).sum()
 
 
 def outputs_of(model: nn.Module, x: Tensor, batch: int = 2048) -> Tensor:

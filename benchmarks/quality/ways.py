@@ -9,7 +9,9 @@ import peewit as pw
 from benchmarks.quality.answers import SMALL, Way
 from benchmarks.quality.baselines import Dropout, Ensemble, LaplaceTorch, Plain, Temperature
 from benchmarks.quality.cases import Likelihood
+from benchmarks.quality.least import least_precision, within, within_error
 from benchmarks.quality.ours import Ours, but_the_last_layer, capped, centred, largest_variances, largest_weights
+from benchmarks.quality.trained import TRAINED
 
 RECIPE, VALIDATED = "recipe", "validation"  # the two recipes: without and with validation data
 LAST: Mapping[str, Any] = {"weights": "last_layer", "structure": "full"}
@@ -74,5 +76,7 @@ OURS: tuple[Way, ...] = (
     Ours(name="diagonal, recipe", fitting={"structure": "diag"}, trained=True, kinds=SMALL),
     Ours(name="last layer kron, recipe", fitting=LAST_KRON, trained=True, kinds=SMALL),
     by_validation("last layer kron, validation", fitting=LAST_KRON, kinds=SMALL),
+    by_validation("validation, least within 0.002", choice=least_precision(within(0.002)), kinds=SMALL),
+    by_validation("validation, least within one error", choice=least_precision(within_error), kinds=SMALL),
 )
-WAYS: Mapping[str, Way] = {way.name: way for way in (*BASELINES, *OURS)}
+WAYS: Mapping[str, Way] = {way.name: way for way in (*BASELINES, *OURS, *TRAINED)}

@@ -281,7 +281,8 @@ class Laplace:
         Args:
             train: The data that the posterior was fitted to: all of it, after an update.
             tolerance: The search stops once the loss is about so many nats above its minimum.
-            steps: The most steps, of one product with the Jacobian and one with its transpose each.
+            steps: The most steps, of one product with the Jacobian and one with its transpose each. Products for a slow
+                solve's preconditioner are not among them.
             memory: Bytes for data and outputs that are kept between passes. None for a limit that fits the device.
             progress: Whether to show a progress bar.
 

@@ -178,6 +178,20 @@ def sgd(model: nn.Module, **options: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, **options)
 
 
+def test_moments_are_kept_between_hyper_steps() -> None:
+    """At the same weights, two hyper-steps of five steps are one of ten."""
+    x, y = line_data()
+    model = nn.Linear(3, 1).double()
+    records = {}
+    for steps, times in ((5, 2), (10, 1)):
+        learner = pw.learning.Learner(model, (x, y), "regression", sgd(model), steps=steps, prior=pw.Prior.layerwise())
+        for _ in range(times):
+            records[steps] = learner.step()
+        learner.detach()
+    assert torch.allclose(records[5].precision, records[10].precision, rtol=1e-10)
+    assert records[5].noise == pytest.approx(records[10].noise, rel=1e-10)
+
+
 EVERY_PRIOR = {
     "scalar": pw.Prior.scalar(2.0),
     "layerwise": pw.Prior.layerwise(2.0),

@@ -17,7 +17,7 @@ from fitting import built, classes, fitted, normal
 from linear_cases import NETWORKS, classifier, dense_classifier, found, reference_of
 from peewit.curvature.blocks import Blocks
 from peewit.curvature.operators import RotatedOperator
-from peewit.linear_model import find, plane, solver, stiff_directions
+from peewit.linear_model import find, plane, sketch, solver, stiff_directions
 from peewit.linear_model.block_directions import DenseDirections, OuterDirections
 from peewit.linear_model.find import open_solver
 from peewit.linear_model.objective import Target
@@ -215,6 +215,7 @@ def products(precisions: pw.Prior) -> float:
 
 def test_layers_that_share_their_work_take_fewer_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one layer takes over from another is not steep, which no block on its own can know."""
+    monkeypatch.setattr(sketch, "LARGEST", 0)
     prior = pw.Prior.scalar(1e-2)
     some = products(prior)
     monkeypatch.setattr(find, "MOST", 0)
@@ -420,6 +421,17 @@ def test_the_noise_is_in_the_ratios() -> None:
         own = Target.of(replace(la.state, likelihood=pw.Gaussian(noise)))
         fresh = stiff_directions.Directions().ratios(own)
         assert all(torch.allclose(each, fresh[place], rtol=1e-6) for place, each in made.directions.ratios(own).items())
+
+
+def test_blocks_in_float64_of_a_network_in_float32() -> None:
+    """Sums are as exact where rounding would show beside the prior; the ratios are those of float64."""
+    x, y = normal(30, 4), normal(30, 2, seed=3)
+    model = built(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)))
+    target = Target.of(fitted(model, x, y, pw.Gaussian(0.1), "block", prior=0.1).state)
+    expected = stiff_directions.Directions().ratios(target)
+    narrow = replace(target, weights=target.weights.float(), delta=lambda chosen: target.delta(chosen).float())
+    ratios = stiff_directions.Directions().ratios(narrow)
+    assert all(torch.allclose(each.double(), expected[place], rtol=1e-3) for place, each in ratios.items())
 
 
 def test_second_derivatives_without_a_value() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.quality import board, by_task, cells, goals, measured, overview, page, sections, store, unknown
+from benchmarks.quality import board, by_task, cells, goals, measured, online, overview, page, sections, store, unknown
 
 Record = dict[str, Any]
 SPLITS, TRAININGS = range(3), ("early", "fixed")
@@ -317,3 +317,47 @@ def test_a_reduced_page_has_no_findings_of_others(folder: Path) -> None:
 def test_a_page_needs_results(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="measure first"):
         page.main(["--results", str(tmp_path)])
+
+
+def test_training_with_online_evidence(folder: Path) -> None:
+    """One network beside two plain ones; above temperature scaling by .03 or .07 nats on the first task."""
+    settings = {"training": 2.5, "hyper-steps": 20.0, "kept at": 0.75}
+    write(folder, "second", goals.ONLINE, "confirm", lambda split, _: classes(0.44 + 0.1 * split, settings=settings))
+    write(folder, "first", goals.ONLINE, "choose", above_temperature(0.03, 0.07))
+    read = board.Board.read(folder)
+    gaps = {gap.task.name: gap for gap in goals.online_gaps(read, read.tasks, "temperature")}
+    assert set(gaps) == {"first", "second"} and gaps["second"].holds and not gaps["first"].holds
+    assert gaps["first"].difference.mean == pytest.approx(0.05)
+    assert gaps["first"].difference.error == pytest.approx(0, abs=1e-12)
+    temperature, plain = (goal.judge(read, read.tasks) for goal in goals.GOALS[-2:])
+    assert temperature == goals.Verdict(False, "1 of 2 tasks; missed: first +0.050")
+    assert plain == goals.Verdict(False, "1 of 2 tasks; missed: first +0.000")
+    nll, less, times = online.tables(read)
+    rows = {row[0]: dict(zip(nll.columns, row, strict=True)) for row in nll.rows}
+    assert rows["second"]["plain"] == "0.600" and rows["second"][goals.ONLINE] == "0.540"
+    assert rows["second"]["splits"] == "3" and rows["second"]["ensemble"] == "not measured"
+    rows = {row[0]: dict(zip(less.columns, row, strict=True)) for row in less.rows}
+    assert rows["first"]["temperature, early"] == "+0.030 ± 0.000" and rows["first"]["holds"] == "**no**"
+    assert rows["second"]["plain"] == "-0.060 ± 0.000" and rows["second"]["holds"] == "yes"
+    assert dict(zip(times.columns, times.rows[0], strict=True))["seconds"] == "2.5"
+    assert times.rows[1][2:] == ("not measured",) * 3
+
+
+def test_training_with_online_evidence_may_be_above_by_two_errors(folder: Path) -> None:
+    """Over three splits that differ by much; other ways are shown for the same splits."""
+    write(
+        folder, "first", goals.ONLINE, "choose", lambda split, _: classes(0.45 + 0.1 * split + (-0.05, 0.0, 0.1)[split])
+    )
+    read = board.Board.read(folder)
+    (gap,) = goals.online_gaps(read, [task_of(read, "first")], "temperature")
+    assert gap.difference.mean == pytest.approx(0.05 / 3) and gap.difference.error > gap.difference.mean and gap.holds
+    content = store.read(store.path_of(folder, "first", goals.ONLINE))
+    content["cases"] = {key: case for key, case in content["cases"].items() if key.endswith("/0")}
+    store.path_of(folder, "first", goals.ONLINE).write_text(json.dumps(content))
+    rows = online.nll(board.Board.read(folder), [task_of(read, "first")]).rows
+    assert dict(zip(online.nll(read, []).columns, rows[0], strict=True))["plain"] == "0.500"
+
+
+def above_temperature(early: float, fixed: float) -> Callable[[int, str], Record]:
+    """By so much, in every split."""
+    return lambda split, how: classes(0.45 + 0.1 * split + (early if how == "early" else fixed))

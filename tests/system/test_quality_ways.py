@@ -15,7 +15,7 @@ from peewit.tuning import by_training
 
 SAME_SLACK = ("last layer, recipe", "diagonal, recipe", "last layer kron, recipe", "last layer kron, validation")
 HALFWAY = "evidence, prior halfway to the weights"
-NEW = [way for way in ways.OURS if way.before or way.after or way.weights or way.name in SAME_SLACK]
+NEW = [way for way in ways.OURS if way.before or way.after or way.choice or way.weights or way.name in SAME_SLACK]
 EXAMPLES, INPUTS = 60, 3
 
 
@@ -106,6 +106,53 @@ def test_the_noise_belongs_to_the_capped_precision() -> None:
     best = float(la.log_evidence())
     for factor in (0.97, 1.03):
         assert float(la.with_noise(factor * noise).log_evidence()) < best
+
+
+def validation_losses(case: Case, precision: float) -> torch.Tensor:
+    """(N,) in float64: the loss on validation data under the noise that is best there, by dense matrices.
+
+    No noise below the training residuals is tried, as in tuning.
+    """
+    model = case.networks.plain
+    names, weights = zip(*((name, weight.detach().double()) for name, weight in model.named_parameters()), strict=True)
+
+    def outputs(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (x.double(),))[:, 0]
+
+    def jacobian(x: torch.Tensor) -> torch.Tensor:
+        pieces = torch.autograd.functional.jacobian(lambda *values: outputs(x, *values), weights)
+        return torch.cat([piece.flatten(1) for piece in pieces], 1)
+
+    (x, y), (xv, yv) = case.parts.train, case.parts.validation
+    quiet = float((outputs(x, *weights) - y[:, 0]).square().mean().sqrt())
+    values, vectors = torch.linalg.eigh(jacobian(x).T @ jacobian(x))
+    squares, residuals = (jacobian(xv) @ vectors).square(), outputs(xv, *weights) - yv[:, 0]
+    losses = []
+    for noise in (quiet * torch.logspace(0, 1, 400)).tolist():
+        variance = squares @ (1 / (values.clamp(min=0) / noise**2 + precision)) + noise**2
+        losses.append(-torch.distributions.Normal(0.0, variance.sqrt()).log_prob(residuals))
+    return min(losses, key=lambda loss: float(loss.mean()))
+
+
+@pytest.mark.filterwarnings("ignore::peewit.TuningWarning")  # the network itself is as good here
+@pytest.mark.parametrize("rule", ["0.002", "one error"])
+def test_the_least_precision_that_validation_data_cannot_tell_from_the_best(rule: str) -> None:
+    """A smaller one is worse by more than is allowed."""
+    case = case_of("regression")
+    way = ways.WAYS[f"validation, least within {rule}"]
+    assert isinstance(way, ours.Ours) and way.choice is not None
+    la = way.tuned(pw.fit(case.networks.plain, case.parts.train, "regression", structure="full"), case)
+    best = validation_losses(case, float(la.prior.precision))
+    chosen = float(way.choice(la, case.parts.validation).prior.precision)
+    assert chosen < 0.5 * float(la.prior.precision)
+
+    def excess(precision: float) -> float:
+        losses = validation_losses(case, precision) - best
+        return float(losses.mean()) - (0.002 if rule == "0.002" else float(losses.std()) / len(losses) ** 0.5)
+
+    assert excess(chosen) < 1e-4
+    if rule == "0.002":  # an error shrinks as fast as the loss where weights are nearly certain: no sharp end
+        assert excess(0.8 * chosen) > 0
 
 
 def test_which_weights_are_uncertain() -> None:

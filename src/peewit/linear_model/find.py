@@ -20,6 +20,7 @@ from ..runtime.progress import Progress
 from .data import keep_order, room
 from .objective import Target
 from .passes import Passes
+from .sketch import SketchPlan
 from .solver import PATIENCE, Solver
 from .stiff_directions import MOST
 from .stopping import DataFacts, SolverLog
@@ -60,8 +61,12 @@ def open_solver(
     # In half precision products with J are wrong by more than what directions make of them.
     exact = all(weight.dtype.itemsize >= 4 for weight in network.selected)
     with closing(bar), passes.isolated():
+        if not outputs_fit:
+            yield StreamingSolver(passes=passes, e=e)
+            return
         most = min(MOST, spare_vectors // 2) if exact else 0
-        yield Solver(passes=passes, e=e, most=most, spare=spare) if outputs_fit else StreamingSolver(passes=passes, e=e)
+        plan = SketchPlan.of(la, network, examples.batches, spare_vectors * numbers * itemsize) if exact else None
+        yield Solver(passes=passes, e=e, most=most, spare=spare, plan=plan)
 
 
 def find(

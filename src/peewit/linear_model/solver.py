@@ -3,11 +3,13 @@
 One step takes the gradient (one product with J^T), multiplies it by the inverse of the fitted posterior precision,
 takes one product with J, and then minimises the loss exactly over the plane of this direction and the last: that needs
 no pass through the network. For Gaussian likelihoods these are preconditioned conjugate gradients. Where that is slow,
-stiff directions of the blocks are added to the plane, and stay in it.
+stiff directions of the blocks are added to the plane, and stay in it. Where that is slow too, a matrix over all weights
+takes their place and the preconditioner's, if it fits.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,6 +21,7 @@ from ..likelihoods import score
 from ..runtime.arithmetic import use_rounding
 from .objective import Target, norm
 from .plane import Terms, descend, energy_terms
+from .sketch import PROBE, SLOW, Sketch, SketchPlan
 from .stiff_directions import Candidate, Directions
 from .stopping import MORE, SolverLog, Stopping, add_facts, check_finite, check_transpose, energy_and_size, rounding
 from .walk import Walk
@@ -40,6 +43,10 @@ class Solver(Walk):
     directions: Directions = field(default_factory=Directions)
     patience: int = field(default_factory=lambda: PATIENCE)  # steps until the next directions
     gram: tuple[Target, Tensor] | None = None  # of the directions under a target
+    plan: SketchPlan | None = None  # of a matrix over all weights, until it is made or given up
+    sketch: Sketch | None = None
+    price: float = math.inf  # of that matrix, in products
+    settled: float = 0.0  # products until the last solve that came to its end
 
     def solve(self, target: Target, tolerance: float, steps: int) -> SolverLog:
         """Walk downhill until the decrement is below the tolerance, or for so many steps; two directions cost one."""
@@ -47,7 +54,10 @@ class Solver(Walk):
         if not self.u and bool((self.e != 0).any()):
             self.refresh()
         remaining = steps
+        target = self._sketched(target)
         while True:
+            if self._is_slow() and remaining > 0:
+                target, stopping = self._draw(target), Stopping(tolerance=tolerance)
             g = self._gradient(target)
             length = norm(g)
             squared = target.precondition(g)  # g is now the direction
@@ -55,6 +65,7 @@ class Solver(Walk):
             check_finite(squared, loss)
             log.note(loss, 0.5 * squared, length, self.products)
             if stopping.ends(0.5 * squared, log):
+                self.settled = self.products
                 return log
             if remaining == 0:
                 log.stopped = f"{steps} steps were not enough"
@@ -65,6 +76,29 @@ class Solver(Walk):
             self.patience -= 1
             if self.patience <= 0:
                 remaining -= self._learn(target, 2 * (remaining - self.spare))
+
+    def _is_slow(self) -> bool:
+        """Whether as much was spent without coming to an end as the matrix over all weights costs."""
+        spent = self.products - self.settled
+        if self.plan is None or spent < SLOW:
+            return False
+        if self.price == math.inf:
+            self.price = self.plan.cost(next(iter(self.passes.pieces.pass_over("cost"))), self.facts.examples)
+        return spent >= self.price
+
+    def _draw(self, target: Target) -> Target:
+        """Make the matrix over all weights, which leaves directions nothing to know, and begin anew with it."""
+        assert self.plan is not None
+        self.most, self.directions, self.gram, self.d = 0, Directions(), None, None  # the matrix takes their room
+        self.sketch = self.plan.draw()
+        self.products += PROBE * self.plan.probes
+        self.plan = None
+        return self._sketched(target)
+
+    def _sketched(self, target: Target) -> Target:
+        """With that matrix as the preconditioner, where there is one."""
+        blocks = None if self.sketch is None else self.sketch.blocks(target)
+        return target if blocks is None else replace(target, blocks=blocks)
 
     def _learn(self, target: Target, number: int) -> int:
         """Add the stiffest directions that are not known, up to a number; says how many steps that cost."""

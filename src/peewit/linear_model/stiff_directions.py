@@ -97,7 +97,7 @@ class Directions:
             if number not in self.eigen:
                 _, vectors = torch.linalg.eigh(matrix.double() - delta.double().diag())
                 self.eigen[number] = vectors[:, -MOST:].to(delta)
-            vectors = self.eigen[number]
+            vectors, matrix = self.eigen[number], matrix.to(delta)  # sums are in float64 where rounding would show
             return (vectors * (matrix @ vectors)).sum(0) / (vectors.square() * delta[:, None]).sum(0)
         return None  # a diagonal has no directions but the weights themselves
 
