@@ -17,7 +17,7 @@ import torch
 import peewit as pw
 from environment import DEVICE, ROOT
 from figure_cases import case
-from figure_checks import Tried, checked, compared, grid, report
+from figure_checks import Tried, checked, compared, grid, learnt, report
 from fitting import normal
 from peewit import figures
 from peewit.figures import prediction, saving
@@ -52,6 +52,11 @@ DRAWN: dict[str, tuple[str, Any, Callable[[Any, Any], Any]]] = {
     "prior_posterior": ("regression", "full", lambda la, s: figures.prior_posterior(la)),
     "effective_dimensions": ("classes", "ekfac", lambda la, s: figures.effective_dimensions(la)),
     "evidence_trace": ("regression", "kron", lambda la, s: figures.evidence_trace(la.tune())),
+    "learning_curves": (
+        "classes", "diag", lambda la, s: figures.learning_curves(learnt(la), {"test NLL": [0.7, None, 0.5]})
+    ),
+    "learning_curves many": ("images", "diag", lambda la, s: figures.learning_curves(learnt(la, 30))),
+    "learning_curves without": ("classes", "diag", lambda la, s: figures.learning_curves(learnt(la, steps=[]))),
     "monte_carlo curves": ("regression", "full", lambda la, s: figures.monte_carlo(la, grid(s), 6)),
     "monte_carlo classes": ("classes", "kron", lambda la, s: figures.monte_carlo(la, s.x[:2], 5, method="sampled")),
     "monte_carlo images": ("images", "diag", lambda la, s: figures.monte_carlo(la, s.x[:1], 3, classes=tuple("abc"))),
@@ -266,6 +271,8 @@ def test_what_has_no_figure_is_refused() -> None:
         (lambda: figures.shift_curves(made, "shift"), "did you mean 'shifts'"),
         (lambda: figures.shift_curves(made, "shifts", "acuracy"), "did you mean 'accuracy'"),
         (lambda: figures.detection(replace(made.methods[0], detection={})), "ood="),
+        (lambda: figures.learning_curves(pw.learning.History()), "iterate over the run first"),
+        (lambda: figures.learning_curves(learnt(la), {"a": [0.1] * 4}), r"'a' has 4 numbers.*record \(3\).*\(2\)"),
         (lambda: figures.evidence_trace(la), "la.tune"),
         (lambda: figures.evidence_trace(replace(made, posterior={})), "not tuned"),
         (lambda: figures.effective_dimensions(replace(made, posterior={})), "give the posterior itself"),
@@ -280,6 +287,8 @@ def test_what_has_no_figure_is_refused() -> None:
         figures.landscape_2d(small.model, small.data)
     with pytest.raises(TypeError, match="or a report"):
         figures.prior_posterior(3)
+    with pytest.raises(TypeError, match="given a Laplace; expected a run"):
+        figures.learning_curves(la)
 
 
 def test_pages_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +401,7 @@ def test_a_real_report_is_drawn() -> None:
         figures.marginal_variances(made),
         figures.evidence_trace(made),
         figures.specimens(made),
-        *(figures.uncertainty_histogram(made.methods[0], score) for score in made.methods[0].uncertainty["test"]),
+        *(figures.uncertainty_histogram(made.methods[0], score) for score in made.methods[0].uncertainty),
     ):
         checked(figure)
     own, told = figures.effective_dimensions(la), figures.effective_dimensions(made)

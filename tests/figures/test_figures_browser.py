@@ -10,7 +10,7 @@ import pytest
 
 import browser
 from figure_cases import case
-from figure_checks import grid, report
+from figure_checks import grid, learnt, report
 from peewit import figures
 
 pytest.importorskip("plotly", reason="no plotly: pip install plotly")
@@ -125,6 +125,7 @@ def others() -> dict[str, Any]:
         "prior_posterior": figures.prior_posterior(la),
         "effective_dimensions": figures.effective_dimensions(la),
         "evidence_trace": figures.evidence_trace(la),
+        "learning_curves": figures.learning_curves(learnt(None), {"test NLL": [0.7, 0.6, 0.5]}),
         "monte_carlo": figures.monte_carlo(la, small.x[:1], 4),
         "regression_band": figures.regression_band(case("regression").fit("diag"), case("regression").data, points=9),
         "reliability": figures.reliability(*made.methods),

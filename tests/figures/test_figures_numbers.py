@@ -21,10 +21,10 @@ import reference
 import reference_dense as dense
 from environment import DEVICE
 from figure_cases import Small, case
-from figure_checks import checked, compared
+from figure_checks import checked, compared, learnt
 from fitting import Gained, normal, seeded
 from peewit import figures
-from peewit.figures import directions, gaussian, losses, prediction, sampling, unknown
+from peewit.figures import directions, gaussian, learning, losses, prediction, sampling, unknown
 from peewit.figures import summary as summaries
 from peewit.figures.landscapes import in_plane, ring
 
@@ -594,3 +594,48 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
         prediction.decisions(case("images").fit("diag"), case("images").data)
     with pytest.raises(ValueError, match="expected classification or binary"):
         prediction.decisions(case("regression").fit("diag"), case("regression").data)
+
+
+def test_a_run_is_drawn_from_its_records() -> None:
+    """A line per group; places of the hyper-steps; the weights kept; what is below a thousandth at a thousandth."""
+    course = learning.course_of(learnt(None), {"test": [0.7, None, 0.5], "at steps": [3.0, 4.0]})
+    assert course.unit == "epoch" and course.places == (1.0, 2.0, 3.0) and course.steps == (2.0, 3.0)
+    assert course.loss == pytest.approx((1.0, 0.5, 1 / 3)) and course.kept == 0
+    assert (course.evidence, course.fit, course.complexity) == ((-51.0, -52.0), (-30.0, -30.0), (-21.0, -22.0))
+    assert course.noise == (0.5, 0.25)
+    assert course.curves == {"test": (course.places, (0.7, None, 0.5)), "at steps": (course.steps, (3.0, 4.0))}
+    assert course.precision is not None and course.precision.values.tolist() == [[1.0, 2.0], [2.0, 4.0]]
+    assert course.dimensions is not None and course.dimensions.values.tolist() == [[0.0, -0.5], [1.0, 0.0]]
+    figure = figures.learning_curves(learnt(None))
+    named = [trace for trace in figure.data if trace.name == "prior: 0.&lt;weight>"]
+    assert [list(trace.y) for trace in named] == [[1.0, 2.0], [1e-3, 1e-3]]
+    assert [bool(trace.showlegend) for trace in named] == [True, False]
+    (star,) = [trace for trace in figure.data if trace.name == "kept"]
+    assert (star.x, star.y) == ((2.0,), (-51.0,)) and {shape.x0 for shape in figure.layout.shapes} == {2.0}
+
+
+def test_many_precisions_are_drawn_by_their_quantiles() -> None:
+    course = learning.course_of(learnt(None, 30), {})
+    values = numpy.log(numpy.arange(1.0, 31.0)[:, None] * numpy.array([1.0, 2.0]))
+    expected = numpy.exp(numpy.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95], axis=0))
+    assert course.precision is not None and course.precision.banded and course.precision.groups == 30
+    numpy.testing.assert_allclose(course.precision.values.numpy(), expected, rtol=1e-12)
+    assert course.dimensions is not None
+    assert course.dimensions.values.tolist() == [[30 * 31 / 2 - 30, 30 * 31 / 4 - 30]]
+
+
+def test_a_loop_of_ones_own_is_drawn_over_its_hyper_steps() -> None:
+    small = case("regression")
+    model = copy.deepcopy(small.model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    learner = pw.learning.Learner(model, small.data, "regression", optimizer, prior=pw.Prior.layerwise())
+    for _ in range(3):
+        learner.step()
+    figure = figures.learning_curves(learner)
+    (evidence,) = [trace for trace in figure.data if trace.name == "log evidence"]
+    assert list(evidence.x) == [1.0, 2.0, 3.0]
+    assert list(evidence.y) == [record.log_evidence for record in learner.history]
+    parts = [trace for trace in figure.data if trace.name in ("data fit", "complexity")]
+    assert numpy.add(*(trace.y for trace in parts)) == pytest.approx(evidence.y)
+    assert [trace.name for trace in figure.data if trace.name == "training loss"] == []
+    assert figure.layout.xaxis4.title.text == "hyper-step" and figure.layout.yaxis4.title.text == "noise"

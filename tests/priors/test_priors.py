@@ -64,6 +64,76 @@ def test_unitwise_priors(name: str, structure: str, kind: str) -> None:
         assert relative(gradient[1], expected) < 1e-6
 
 
+def inputs(case: Table) -> Tensor:
+    """(D,): the number of each weight's input, counted by hand; a tensor with one axis is one."""
+    numbers, start = [], 0
+    for name in case.names:
+        parameter = case.model.get_parameter(name)
+        count = parameter.shape[1] if parameter.dim() > 1 else 1
+        for place in range(parameter.numel()):
+            indices = torch.unravel_index(torch.tensor(place), parameter.shape)
+            numbers.append(start + (int(indices[1]) if len(indices) > 1 else 0))
+        start += count
+    return torch.tensor(numbers)
+
+
+@EVERY
+@pytest.mark.parametrize("name", ["mlp", "mlp_regression", "conv2d_groups", "batch_norm1d"])
+def test_inputwise_priors(name: str, structure: str) -> None:
+    """Evidence, its gradient in every input's precision, also where all agree, and variances: the dense ones."""
+    case = table(name)
+    if structure.startswith("ekfac"):
+        la = fit(case, structure)
+        with pytest.raises(ValueError, match="structure='kron'"):
+            la.log_evidence(prior=pw.Prior.inputwise(positive(pw.Prior.inputwise().count(la.space))))
+        return
+    value, group = definition(case, structure), inputs(case)
+    la = fit(case, structure)
+    for numbers in (positive(int(group.max()) + 1), torch.full((int(group.max()) + 1,), 0.7, dtype=torch.float64)):
+        precisions = numbers.clone().requires_grad_()
+        prior = pw.Prior.inputwise(precisions, mean=0.1)
+        assert torch.equal(prior.group(la.space), group)
+        made = la.log_evidence(prior=prior, noise=0.8 if case.case.likelihood == "regression" else None)
+        assert relative(made.detach(), value(numbers[group], 0.1, 0.8)) < EXACT
+        (gradient,) = torch.autograd.grad(made, [precisions])
+        assert relative(gradient, differences(lambda p: value(p[group], 0.1, 0.8), numbers)) < 1e-6
+    chosen = la.with_prior(pw.Prior.inputwise(positive(int(group.max()) + 1)))
+    covariance = torch.linalg.inv(curvature_of(la) + torch.diag(chosen.prior.delta(la.space, la.weights).cpu()))
+    assert relative(chosen.precision.variance(), covariance.diagonal()) < 1e-9
+
+
+def test_inputs_and_their_names() -> None:
+    """Columns of matrices, channels that a convolution takes; one group where there are none, or not asked for."""
+    shapes = tuple(map(torch.Size, ([2, 3, 2], [2], [], [3, 2], [4, 1])))
+    space = Space(("conv.weight", "conv.bias", "gain", "fc.weight", "one.weight"), shapes)
+    every, first = pw.Prior.inputwise(), pw.Prior.inputwise(weights=["conv"])
+    channels = [0, 0, 1, 1, 2, 2] * 2
+    assert every.group(space).tolist() == [*channels, 3, 3, 4, *[5, 6] * 3, *[7] * 4]
+    assert first.group(space).tolist() == [*channels, 3, 3, 4, *[5] * 6, *[6] * 4]
+    names = ["conv.weight[:, 0]", "conv.weight[:, 1]", "conv.weight[:, 2]", "conv.bias", "gain"]
+    assert [*every.names(space)] == [*names, "fc.weight[:, 0]", "fc.weight[:, 1]", "one.weight"]
+    assert [*first.names(space)] == [*names, "fc.weight", "one.weight"]
+    kept = space.only(["gain", "fc.weight"])
+    assert every.with_precision(torch.arange(1.0, 9.0)).only(space, kept).precision.tolist() == [5.0, 6.0, 7.0]
+    with pytest.raises(ValueError, match=r"Prior.inputwise: 'fcc' fits no parameter of the network"):
+        pw.Prior.inputwise(weights=["fc.weight", "fcc"]).refuse_unknown(["fc.weight", "fc.bias"])
+    for wrong in ([], 3, [3]):
+        with pytest.raises(TypeError, match=r"weights=.* expected the name of a parameter"):
+            pw.Prior.inputwise(weights=wrong)  # type: ignore[arg-type]
+
+
+def test_inputs_that_the_network_ignores_are_switched_off() -> None:
+    """MacKay's automatic relevance determination: the evidence itself tells noise from signal."""
+    x, _ = normal(60, 4), None
+    y = x[:, :1] - 2 * x[:, 2:3] + 0.1 * normal(60, 1, seed=3)
+    model = nn.Linear(4, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+    la = fitted(model, x, y, pw.Gaussian(0.1), "kron", prior=pw.Prior.inputwise()).tune(parameters=["prior"])
+    wanted, unwanted = la.prior.precision[[0, 2]], la.prior.precision[[1, 3]]
+    assert float(unwanted.min()) > 100 * float(wanted.max())
+
+
 @EVERY
 @pytest.mark.parametrize("name", ["mlp", "mlp_regression", "conv2d_groups", "conv_transpose2d", "embedding_padding"])
 def test_gradients_of_units_that_happen_to_agree(name: str, structure: str) -> None:
@@ -299,6 +369,11 @@ EVERY_GROUPING: dict[str, tuple[pw.Prior, list[int], list[str]]] = {
         [0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8],
         [f"a.weight[{i}]" for i in range(3)] + [f"a.bias[{i}]" for i in range(3)] + ["b[0]", "c[0]", "c[1]"],
     ),
+    "inputwise": (
+        pw.Prior.inputwise(torch.arange(1.0, 6.0)),
+        [0, 1] * 3 + [2] * 3 + [3, 4, 4],
+        ["a.weight[:, 0]", "a.weight[:, 1]", "a.bias", "b", "c"],
+    ),
     "diagonal": (
         pw.Prior.diagonal(torch.arange(1.0, 13.0)),
         [*range(12)],
@@ -332,6 +407,7 @@ def test_groupings_keep_their_contract(name: str) -> None:
         )
     asked = (own.one_for_all, own.one_per_weight, own.within_tensors, own.by_curvature)
     special = {"scalar": (1, 0, 0, 0), "diagonal": (0, 1, 1, 0), "unitwise": (0, 0, 1, 0), "g_prior": (0, 0, 0, 1)}
+    special["inputwise"] = special["unitwise"]
     assert asked == special.get(name, (0, 0, 0, 0))
     assert list(own.tensors(SPACE)) == ([] if own.within_tensors else [*SPACE.names])
     assert pw.Prior(name, torch.ones(1)).grouping == NAMES[name]() and pw.Prior(own, torch.ones(1)).grouping is own

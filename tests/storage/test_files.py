@@ -94,6 +94,7 @@ PRIORS: dict[str, Callable[[int], pw.Prior]] = {
     "groups": lambda d: pw.Prior.groups({"0": 0.7, "1.weight": 3.0, "*": 10.0}, mean=normal(1)),
     "diagonal": lambda d: pw.Prior.diagonal(normal(d).exp()),
     "unitwise": lambda d: pw.Prior.unitwise(0.3),
+    "inputwise": lambda d: pw.Prior.inputwise(0.3, weights=("0", "3.weight")),
     "g_prior": lambda d: pw.Prior.g_prior(0.3),
     "scale_invariant": lambda d: pw.Prior(groupings.ScaleInvariant((("0.weight", "3.bias"),)), torch.tensor([0.3])),
 }

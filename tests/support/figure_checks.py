@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from peewit.comparison.result import ComparedPosterior, Comparison, rank
 from peewit.evaluation import Report
 from peewit.figures import style
+from peewit.learning import History, LearningRecord
 from peewit.metrics.results import Curve, Detection, Estimate, MethodScores, Reliability, Shift, Specimen
 
 
@@ -34,6 +36,20 @@ def checked(figure: Any) -> dict[str, Any]:
     assert content["layout"]["paper_bgcolor"] == content["layout"]["plot_bgcolor"] == style.CLEAR
     assert content["data"]
     return content
+
+
+def learnt(la: Any, groups: int = 2, steps: Sequence[int] = (1, 2)) -> History:
+    """Three epochs, some with a hyper-step, the last of which is not kept; made up but for the groups' number."""
+    records = []
+    for epoch in range(3):
+        numbers: dict[str, Any] = {"epoch": epoch + 1, "loss": 1.0 / (epoch + 1), "examples": 60}
+        if epoch in steps:
+            values = torch.arange(1.0, groups + 1).double()
+            numbers |= {"log_evidence": -50.0 - epoch, "log_likelihood": -30.0, "complexity": -20.0 - epoch}
+            numbers |= {"precision": epoch * values, "effective_dimensions": values / epoch - 1, "kept": epoch == 1}
+            numbers |= {"noise": 0.5 / epoch} if la is None else {}
+        records.append(LearningRecord(**numbers))
+    return History(tuple(records), tuple(f"{place}.<weight>" for place in range(groups)))
 
 
 def near(value: float, width: float = 0.02) -> Estimate:

@@ -10,6 +10,7 @@ import lzma
 import math
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -178,3 +179,75 @@ def test_bytes_and_differences_are_read_as_they_were_written(script: Script, tmp
     with lzma.open(tmp_path / "some.xz", "wb") as file:
         np.save(file, planes)
     assert np.array_equal(readers.rgb(tmp_path / "some.xz"), pixels)
+
+
+def test_a_learnt_prior_stops_overfitting(script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the quick form there is little to stop; the costs are counted, and what is learnt beats the tiny precision."""
+    with torch.random.fork_rng(devices=[]):
+        choices = {each.name: each for each in script("overfitting").main(["--quick", "--out", str(tmp_path)])}
+    content = json.loads((tmp_path / "overfitting.json").read_text())
+    curves = content["curves"]
+    assert len(curves["fixed"]["test"]) == len(curves["learnt"]["test"]) == 4
+    # The evidence is looked at in both runs; a fixed precision that is far too small costs it much.
+    assert max(curves["learnt"]["evidence"]) > max(curves["fixed"]["evidence"])
+    assert choices["evidence, one precision"].trainings == "1"
+    assert choices["a fifth held out"].trainings == "2 + 1"
+    assert choices["five-fold cross-validation"].trainings == "10 + 1"
+    single, several = (choices[name].seconds for name in ("a fifth held out", "five-fold cross-validation"))
+    assert several > single > choices["tiny weight decay"].seconds
+    assert choices["the test data themselves"].nll == min(curves["test"])
+    assert "x plain" in capsys.readouterr().out
+    assert (tmp_path / "overfitting.png").is_file() == (importlib.util.find_spec("matplotlib") is not None)
+
+
+def test_a_network_on_colour_images_runs_too(script: Script, tmp_path: Path) -> None:
+    """What `--cifar` does, with the shipped images in place of the data."""
+    overfitting = script("overfitting")
+    with torch.random.fork_rng(devices=[]):
+        asked = ["--quick", "--cifar", "--epochs", "2", "--out", str(tmp_path)]
+        assert len(overfitting.main(asked)) == 8
+    assert (tmp_path / "overfitting_cifar.json").is_file()
+
+
+def test_checkpoints_are_ranked(script: Script, tmp_path: Path) -> None:
+    module = script("checkpoints")
+    with torch.random.fork_rng(devices=[]):
+        (run,) = module.main(["--quick", "--out", str(tmp_path)])
+    assert [each.epoch for each in run] == [2, 4, 8]
+    assert all(math.isfinite(value) for each in run for value in (each.trained, each.linear, each.test))
+    assert run[0].train > run[-1].train
+    made = [replace(each, trained=-each.test, linear=each.test) for each in run]
+    assert module.ranked(made)["trained"] == (1.0, 0.0)  # a ranking by the truth, and one by its opposite
+    assert module.ranked(made)["linear"] == (-1.0, max(each.test for each in run) - min(each.test for each in run))
+
+
+def test_blocks_are_taken_out(script: Script, tmp_path: Path) -> None:
+    module = script("layers")
+    with torch.random.fork_rng(devices=[]):
+        found = module.main(["--quick", "--out", str(tmp_path)])
+    assert len(found.parts) == module.BLOCKS and all(part.precision[0] > 0 < part.precision[1] for part in found.parts)
+    model = module.network()
+    x = torch.randn(3, 196)
+    by_hand = model[0](x)
+    for block in [model[1], *model[3:7]]:
+        by_hand = by_hand + block.outer(block.inner(by_hand).relu())
+    assert torch.allclose(module.without(model, [2])(x), model[8](by_hand.relu()), atol=1e-6)
+
+
+def test_noise_among_features_is_found(script: Script, tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        results = script("relevance").main(["--quick", "--out", str(tmp_path)])["friedman"]
+    by_prior = {each.prior: each for each in results}
+    found = by_prior["per input, learnt"]
+    assert found.auroc > 0.7 and len(found.precision) == 20
+    assert found.evidence > by_prior["one, learnt"].evidence > by_prior["one, fixed at 1"].evidence
+    assert by_prior["one, fixed at 1"].precision == [1.0]
+
+
+def test_three_ways_to_predict_after_learning(script: Script, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    with torch.random.fork_rng(devices=[]):
+        (scores,) = script("predicting").main(["--quick", "--out", str(tmp_path)])["digits"]
+    assert len(scores) == 4 and all(math.isfinite(value) for value in scores.values())
+    # What was tuned on the training data explains them about as well as the network.
+    assert scores["run.posterior().tune(train=...)"] < scores["the network"] + 0.2

@@ -323,7 +323,7 @@ def test_the_example_runs(
         pytest.importorskip("plotly")
     monkeypatch.chdir(tmp_path)
     names = names | (hosts(names, name) if name.startswith(tuple(HOSTED)) else {})
-    if name.startswith("pw.learning."):
+    if name.startswith("pw.learning.") or name == "pw.figures.learning_curves":
         names = {**names, "learner": one_step_learner(names)}
     runner, finder = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS), doctest.DocTestFinder(recurse=False)
     # One by one: the finder takes a method that is wrapped for one of another module, and leaves it out.

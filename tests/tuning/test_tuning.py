@@ -26,14 +26,15 @@ PRIORS: dict[str, Any] = {
     "scalar": pw.Prior.scalar(1.0, mean=0.05),
     "layerwise": pw.Prior.layerwise(1.0),
     "unitwise": pw.Prior.unitwise(1.0),
+    "inputwise": pw.Prior.inputwise(1.0),
     "g_prior": pw.Prior.g_prior(1.0),
     "diagonal": pw.Prior.diagonal(1.0),
     "groups": pw.Prior.groups({"0": 2.0, "*": 0.5}),
 }
 HELD = {
-    "kron": {"scalar", "layerwise", "unitwise", "g_prior", "groups"},
-    "kron reduce": {"scalar", "layerwise", "unitwise", "g_prior", "groups"},
-    "kron joint": {"scalar", "layerwise", "g_prior", "groups"},
+    "kron": {"scalar", "layerwise", "unitwise", "inputwise", "g_prior", "groups"},
+    "kron reduce": {"scalar", "layerwise", "unitwise", "inputwise", "g_prior", "groups"},
+    "kron joint": {"scalar", "layerwise", "inputwise", "g_prior", "groups"},
     "ekfac": {"scalar", "layerwise", "groups"},
 }
 quiet = pytest.mark.filterwarnings("ignore::peewit.TuningWarning")

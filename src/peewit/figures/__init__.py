@@ -23,6 +23,7 @@ from .curvature import (
 from .gaussian import gaussian_sliders
 from .images import specimens
 from .landscapes import landscape_1d, landscape_2d, landscape_3d
+from .learning import learning_curves
 from .losses import Landscape, landscape
 from .matrices import block_approximations, hessian_blocks, kronecker, spectra
 from .posterior import effective_dimensions, evidence_trace, marginal_variances, prior_posterior
@@ -58,6 +59,7 @@ __all__ = [
     "landscape_2d",
     "landscape_3d",
     "layer_spectra",
+    "learning_curves",
     "marginal_variances",
     "monte_carlo",
     "pit",

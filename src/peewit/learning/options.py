@@ -155,7 +155,7 @@ def check_space(space: Space, prior: Prior) -> None:
     if prior.grouping.by_curvature:
         raise PeewitError(
             "Prior.g_prior takes its ratios from the curvature, which changes as the network trains; use "
-            "Prior.scalar, layerwise, unitwise or diagonal."
+            "Prior.scalar, layerwise, unitwise, inputwise or diagonal."
         )
 
 

@@ -159,12 +159,7 @@ class NamedGroups(WholeTensors):
 
     def refuse_unknown(self, names: Sequence[str]) -> None:
         """Refuse a pattern that fits no parameter: it is probably misspelt."""
-        for pattern in self.patterns:
-            if not any(fits(name, pattern) for name in names):
-                raise PeewitError(
-                    f"Prior.groups: {pattern!r} fits no parameter of the network; {nearest(pattern, names)}"
-                    f"Its parameters are {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}."
-                )
+        refuse_unfitting(self.patterns, names, "Prior.groups")
 
 
 @dataclass(frozen=True)
@@ -183,6 +178,37 @@ class Unitwise(Grouping):
 
 
 @dataclass(frozen=True)
+class Inputwise(Grouping):
+    """One precision per index along the second axis of each tensor that a pattern fits; one per other tensor."""
+
+    name = "inputwise"
+    within_tensors = True
+    patterns: tuple[str, ...] = ("*",)
+
+    def names(self, space: Space) -> Sequence[str]:
+        return ColumnNames(space, [self._columns(*each) for each in zip(space.names, space.shapes, strict=True)])
+
+    def _columns(self, name: str, shape: torch.Size) -> int:
+        """Number of groups of a tensor."""
+        split = len(shape) > 1 and any(fits(name, pattern) for pattern in self.patterns)
+        return shape[1] if split else 1
+
+    def stretches(self, space: Space) -> Groups:
+        numbers, lengths, count = [], [], 0
+        for name, shape in zip(space.names, space.shapes, strict=True):
+            columns = self._columns(name, shape)
+            repeats, length = (shape[0], shape[2:].numel()) if columns > 1 else (1, shape.numel())
+            numbers += [*range(count, count + columns)] * repeats
+            lengths += [length] * columns * repeats
+            count += columns
+        return select_stretches(numbers, lengths, count, space)
+
+    def refuse_unknown(self, names: Sequence[str]) -> None:
+        """Refuse a pattern that fits no parameter: it is probably misspelt."""
+        refuse_unfitting(self.patterns, names, "Prior.inputwise")
+
+
+@dataclass(frozen=True)
 class Diagonal(Grouping):
     """One precision per weight."""
 
@@ -198,7 +224,7 @@ class Diagonal(Grouping):
         return Groups(every, torch.ones_like(every), space.size)
 
 
-GROUPINGS = (Scalar, Layerwise, Unitwise, Diagonal, NamedGroups, GPrior, ScaleInvariant)
+GROUPINGS = (Scalar, Layerwise, Unitwise, Inputwise, Diagonal, NamedGroups, GPrior, ScaleInvariant)
 NAMES: dict[str, type[Grouping]] = {each.name: each for each in GROUPINGS}
 
 
@@ -223,12 +249,36 @@ class NumberedNames(Sequence[str]):
         number = range(len(self))[index]
         number = number if self.own is None else int(self.own[number])
         tensor = bisect.bisect_right(self.starts, number) - 1
-        return f"{self.names[tensor]}[{number - self.starts[tensor]}]"
+        return self._name(tensor, number - self.starts[tensor])
+
+    def _name(self, tensor: int, number: int) -> str:
+        return f"{self.names[tensor]}[{number}]"
+
+
+class ColumnNames(NumberedNames):
+    """Names of columns, such as `fc.weight[:, 3]`; a tensor with a single group keeps its own."""
+
+    def __init__(self, space: Space, counts: Sequence[int]) -> None:
+        super().__init__(space, counts)
+        self.counts = counts
+
+    def _name(self, tensor: int, number: int) -> str:
+        return f"{self.names[tensor]}[:, {number}]" if self.counts[tensor] > 1 else self.names[tensor]
 
 
 def together(names: Sequence[str]) -> str:
     """Several names as one text: up to three names, or the first and the number of the others."""
     return " + ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more"
+
+
+def refuse_unfitting(patterns: Iterable[str], names: Sequence[str], what: str) -> None:
+    """Refuse a pattern that fits none of a network's parameters."""
+    for pattern in patterns:
+        if not any(fits(name, pattern) for name in names):
+            raise PeewitError(
+                f"{what}: {pattern!r} fits no parameter of the network; {nearest(pattern, names)}"
+                f"Its parameters are {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}."
+            )
 
 
 def fits(name: str, pattern: str) -> bool:

@@ -195,6 +195,41 @@ class Prior:
 
     @staticmethod
     @spelled
+    def inputwise(
+        precision: Number | list[float] = 1.0, mean: Number = 0.0, *, weights: str | Iterable[str] = "*"
+    ) -> Prior:
+        """One precision per input of a layer, which tells relevant inputs from irrelevant ones.
+
+        A group is an index along the second axis of a tensor: an input of a linear layer, a channel that a convolution
+        takes. Each tensor with a single axis, such as a bias, and each that `weights` leaves out, is one group.
+
+        Args:
+            precision: One precision for all groups to start with, or one per group.
+            mean: The mean of all weights, or a tensor (D,) with one per weight.
+            weights: Which tensors have one precision per input: their names, those of modules, or patterns with `*`.
+                The name of the first layer's weight gives one to each feature of the data.
+
+        Returns:
+            A prior with a group for each input.
+
+        Raises:
+            ArgumentTypeError: `weights` is neither a text nor several.
+            PeewitError: A precision is not a positive finite number.
+
+        Example:
+            >>> prior = pw.Prior.inputwise(weights="0.weight")  # 2 features; the other three tensors have one each
+            >>> la.with_prior(prior).tune().prior.precision.shape
+            torch.Size([5])
+        """
+        patterns = (weights,) if isinstance(weights, str) else tuple(weights) if isinstance(weights, Iterable) else ()
+        if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+            raise ArgumentTypeError(
+                f"Prior.inputwise: weights={weights!r} was given; expected the name of a parameter, or several."
+            )
+        return Prior(groupings.Inputwise(patterns), _as_precisions(precision, "Prior.inputwise").reshape(-1), mean)
+
+    @staticmethod
+    @spelled
     def g_prior(precision: Number = 1.0, mean: Number = 0.0) -> Prior:
         """A g-prior: precisions in proportion to the diagonal of the curvature, `delta_i = precision * diag(H)_i / N`.
 
