@@ -216,6 +216,18 @@ def tuning_milliseconds(run: Run, network: str) -> float | None:
     return None if seconds is None else 1000 * seconds
 
 
+def learning_ratio(run: Run, network: str, way: str) -> float | None:
+    """Training with hyper-steps over plain training."""
+    found = run.one(section="learning", network=network, library=OURS, way=way)
+    return None if found is None or "ratio" not in found else float(found["ratio"])
+
+
+def learning_memory(run: Run, network: str, way: str) -> float | None:
+    """Peak memory of training with hyper-steps over that of plain training."""
+    found = run.one(section="learning", network=network, library=OURS, way=way)
+    return None if found is None or found.get("memory") is None else float(found["memory"])
+
+
 def last_variances(run: Run, structure: str) -> Record | None:
     """Variances of the last layer with 1,000 outputs."""
     found = run.one(section="last", network="last-1000", library=OURS, structure=structure)
@@ -444,6 +456,35 @@ GOALS: tuple[Goal, ...] = (
     ),
     *per_network(
         "tuning the prior by the evidence", dict.fromkeys((*FIVE, "gpt"), 50), "<=", "ms", tuning_milliseconds
+    ),
+    *(
+        Goal(
+            what=f"learning while training, over plain training: {way}",
+            case=TITLES[network],
+            sense="<=",
+            bound=bound,
+            unit="x",
+            value=partial(learning_ratio, network=network, way=way),
+            devices=("cuda", "cpu"),
+        )
+        for way, bound in (
+            ("kron, MC(1)", 1.5),
+            ("kron, MC(1), a tenth of the data", 1.5),
+            ("kron, exact", 2.0),
+            ("diag, exact", 2.0),
+        )
+        for network in ("lenet", "resnet18")
+    ),
+    *(
+        Goal(
+            what="likewise, memory",
+            case=TITLES["resnet18"],
+            sense="<=",
+            bound=2,
+            unit="x",
+            value=partial(learning_memory, network="resnet18", way=way),
+        )
+        for way in ("kron, MC(1)",)
     ),
     *(
         Goal(

@@ -37,7 +37,11 @@ def by_machine(runs: Sequence[Run]) -> list[list[Run]]:
 
 def measured_part(runs: Sequence[Run], figures: dict[int, list[tuple[str, str]]] | None = None) -> list[str]:
     """The lines between the markers; figures by the index of their machine, as (title, path)."""
-    lines = [f"[Other tables]({OTHERS}) have fits, the last layer, tuning, the linear mode, agreement and growth.", ""]
+    lines = [
+        f"[Other tables]({OTHERS}) have fits, the last layer, tuning, learning while training, the linear mode, "
+        "agreement and growth.",
+        "",
+    ]
     for index, own in enumerate(by_machine(runs)):
         lines += section(own, [goal_table(own), *main_tables(own)])
         for title, path in (figures or {}).get(index, []):

@@ -207,6 +207,42 @@ def tuning_table(runs: Sequence[Run]) -> Table:
     return Table("Tuning the prior by the evidence", columns, tuple(rows))
 
 
+def learning_table(runs: Sequence[Run]) -> Table:
+    """Training with hyper-steps over plain training."""
+    columns = (
+        "network",
+        "N",
+        "precision",
+        "way",
+        "an epoch",
+        "a hyper-step",
+        "of it eigh",
+        "every",
+        "× plain",
+        "memory",
+    )
+    rows: list[Row] = []
+    for _, precision, found in by_network(runs, "learning"):
+        for record in found:
+            start = (*titles(record, precision), record["way"])
+            if "time" not in record:
+                rows.append((*start, "", record["failure"], "", "", "", ""))
+                continue
+            memory = "" if record["memory"] is None else f"× {record['memory']:.2f}"
+            rows.append(
+                (
+                    *start,
+                    f"{record['epoch_seconds']:.3g} s",
+                    f"{record['time']['median']:.3g} s",
+                    f"{record['decomposing']:.0%}",
+                    f"{record['every']} epochs" if record["every"] > 1 else "epoch",
+                    f"{record['ratio']:.2f}",
+                    memory,
+                )
+            )
+    return Table("Learning hyperparameters while training", columns, tuple(rows))
+
+
 def linear_table(runs: Sequence[Run]) -> Table:
     """The mode of the linear model: what so many products reach in one solve, and in tuning."""
     columns = ("network", "N", "precision", "what", "products", "decrement, nats", "largest error of a log precision")
@@ -322,6 +358,7 @@ MAKERS = (
     diagonal_table,
     last_table,
     tuning_table,
+    learning_table,
     linear_table,
     agreement_table,
     growth_table,

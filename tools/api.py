@@ -23,6 +23,7 @@ import peewit.curvature.kinds
 import peewit.data
 import peewit.figures
 import peewit.integrations.sklearn
+import peewit.learning
 import peewit.likelihoods
 import peewit.metrics
 import peewit.priors.prior
@@ -58,12 +59,16 @@ GROUPS = {
     "Curvature": ("Auto", "GGN", "MonteCarlo", "Empirical", "Hessian"),
     "Weights": ("Space", "Subnetwork"),
     "Predictions": ("Prediction", "Classes", "Binary", "Regression", "Mixture", "Outputs", "Functional", "Predictor"),
-    "Evaluate": ("evaluate", "Report", "recommend", "Recommendation", "sweep", "Sweep", "SweepPoint", "validation_nll"),
+    "Evaluate": (
+        *("evaluate", "Report", "compare", "Comparison", "ComparedPosterior", "recommend", "Recommendation"),
+        *("sweep", "Sweep", "SweepPoint", "validation_nll"),
+    ),
 }
 WARNINGS = ("PeewitWarning", "FitWarning", "RoundingWarning", "TuningWarning", "UnderconfidenceWarning")
 EXTRAS = {
     peewit.metrics: sorted(peewit.metrics.__all__, key=lambda name: not name.islower()),  # functions first
     peewit.figures: sorted(peewit.figures.__all__, key=lambda name: not name.islower()),
+    peewit.learning: ("train", "Training", "Learner", "LearningRecord", "History", "cosine"),
     peewit.integrations.sklearn: tuple(peewit.integrations.sklearn.__all__),
     peewit.data: ("fashion_mnist",),
 }
@@ -87,6 +92,7 @@ TYPES = {
     "tuning.options": ("TuneParameter", "Grid"),
     "predictions.options": ("PredictMethod",),
     "predictions.prediction": ("LinkName",),
+    "comparison.call": ("Posteriors",),
     "evaluation.call": ("UnknownInputs",),
     "evaluation.variations": ("Shifts", "Attacks", "ByName", "ShiftName", "AttackName", "Levels", "Change"),
     "evaluation.subject": ("Baselines", "Baseline"),
@@ -98,6 +104,10 @@ TYPES = {
     "figures.summary": ("Summary",),
     "figures.unknown": ("ScoreName",),
     "figures.directions": ("DirectionName",),
+    "learning.decay": ("Decay",),
+    "learning.learner": ("Keep",),
+    "learning.losses": ("Loss",),
+    "learning.options": ("LearntParameter", "Rate"),
     "integrations.sklearn.base": ("NumberArray",),
     "integrations.sklearn.training": ("Factory",),
 }
@@ -125,6 +135,9 @@ SHARED = {"Likelihoods": {"with_noise", "natural", "moments"}, "Structures": set
 ENGINE = {
     "Blocks": peewit.curvature.blocks.ENGINE,
     "LinearMode": {"under"},
+    "LearningRecord": {"fields"},
+    "History": {"plus"},
+    "Learner": {"note"},
     "Prior": peewit.priors.prior.ENGINE,
     "Schema": {"of_frames", "in_order"},
     "Space": peewit.weights.space.ENGINE,
@@ -244,7 +257,7 @@ def entry(name: str, module: ModuleType = peewit) -> str:
     parts = [f"## {'class ' if inspect.isclass(thing) else ''}`{title(name, module)}`"]
     # Users do not construct results, so these need no signature.
     constructed = module is peewit and name in CONSTRUCTED
-    constructed |= hasattr(thing, "get_params")  # an estimator
+    constructed |= hasattr(thing, "get_params") or thing is peewit.learning.Learner  # an estimator, or a learner
     if inspect.isfunction(thing) or constructed:
         parts.append(f"```text\n{signature(thing, name, wrapped=True)}\n```")
     parts.append(markdown(docstring(thing)))

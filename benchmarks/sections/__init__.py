@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.cases import Bench
-from benchmarks.sections import agreement, diag, fits, growth, last, linear, predictives, single, tuning
+from benchmarks.sections import agreement, diag, fits, growth, last, learning, linear, predictives, single, tuning
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     "fits": fits.measure,
@@ -14,6 +14,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "diag": diag.measure,
     "last": last.measure,
     "tuning": tuning.measure,
+    "learning": learning.measure,
     "linear": linear.measure,
     "agreement": agreement.measure,
     "growth": growth.measure,

@@ -7,6 +7,8 @@ from .runtime.version import __version__
 
 if TYPE_CHECKING:
     from . import data, figures, learning, metrics
+    from .comparison.call import compare
+    from .comparison.result import ComparedPosterior, Comparison
     from .curvature.blocks import Blocks
     from .curvature.kinds import GGN, Auto, Empirical, Hessian, MonteCarlo
     from .curvature.products import Products
@@ -59,6 +61,8 @@ __all__ = [
     "Blocks",
     "Categorical",
     "Classes",
+    "ComparedPosterior",
+    "Comparison",
     "Coverage",
     "Custom",
     "Diag",
@@ -103,6 +107,7 @@ __all__ = [
     "TuningWarning",
     "UnderconfidenceWarning",
     "__version__",
+    "compare",
     "data",
     "evaluate",
     "figures",
@@ -119,6 +124,7 @@ __all__ = [
 
 # Where each name comes from: it is loaded when it is asked for, so that `peewit --help` need not wait for torch.
 SOURCES = {
+    "comparison": ("ComparedPosterior", "Comparison", "compare"),
     "curvature.blocks": ("Blocks",),
     "curvature.kinds": ("GGN", "Auto", "Empirical", "Hessian", "MonteCarlo"),
     "curvature.products": ("Products",),

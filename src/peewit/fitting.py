@@ -176,7 +176,8 @@ def resolve(
     identity = Identity.of(model)
     if not math.isfinite(identity.norm):
         bad = [name for name, tensor in model.state_dict().items() if not bool(torch.isfinite(tensor).all())]
-        raise NotFiniteError(f"The network's {', '.join(bad)} holds NaN or Inf; expected a trained network.")
+        what = f"{', '.join(bad)} holds NaN or Inf" if bad else "weights are so large that their norm overflows"
+        raise NotFiniteError(f"The network's {what}; expected a trained network.")
     start.refuse_unknown(name for name, _ in model.named_parameters())
     start.count(space)  # a prior that does not fit is refused before any work is done
     task = MeasurementTask(

@@ -17,7 +17,7 @@ import torch
 import peewit as pw
 from environment import DEVICE, ROOT
 from figure_cases import case
-from figure_checks import Tried, checked, grid, report
+from figure_checks import Tried, checked, compared, grid, report
 from fitting import normal
 from peewit import figures
 from peewit.figures import prediction, saving
@@ -135,6 +135,7 @@ REPORTED: dict[str, Callable[[], Any]] = {
     "specimens": lambda: figures.specimens(report()),
     "compare": lambda: figures.compare(report(), "nll"),
     "sweep": lambda: figures.sweep(Tried()),
+    "evidence_against_test": lambda: figures.evidence_against_test(compared()),
 }
 
 

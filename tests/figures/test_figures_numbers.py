@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -20,6 +21,7 @@ import reference
 import reference_dense as dense
 from environment import DEVICE
 from figure_cases import Small, case
+from figure_checks import checked, compared
 from fitting import Gained, normal, seeded
 from peewit import figures
 from peewit.figures import directions, gaussian, losses, prediction, sampling, unknown
@@ -506,6 +508,46 @@ def test_histogram_is_numpys() -> None:
     wanted, places = numpy.histogram(values, bins=12, range=(0.0, max(values)))
     assert shares == pytest.approx((wanted / 500).tolist())
     assert edges == pytest.approx(places.tolist())
+
+
+def test_points_of_a_comparison_are_its_numbers() -> None:
+    """Evidence and test log-likelihood per example, by the closed forms of a made-up comparison."""
+    widths = [1, 2, 3, 4, 5, 6]
+    evidence = {f"width {w}": (-40 / w - 1.5 * w) / 20 for w in widths}
+    fits = {f"width {w}": -abs(w - 4) for w in widths}
+    names = list(evidence)
+    expected = scipy.stats.spearmanr([evidence[name] for name in names], [fits[name] for name in names]).statistic
+    figure = figures.evidence_against_test(compared(6))
+    points, best = figure.data
+    assert (best.name, best.x, best.y) == ("best by evidence", points.x[:1], points.y[:1])
+    assert list(points.text) == sorted(names, key=lambda name: -evidence[name])
+    assert list(points.x) == pytest.approx([evidence[name] for name in points.text])
+    assert list(points.y) == [fits[name] for name in points.text]
+    assert figure.layout.meta["title"] == f"Evidence and test data: rank correlation {expected:.2f}"
+    assert (
+        f"6 points. Rank correlation {expected:.2f}. The best evidence is that of width 5." in figure.layout.meta["alt"]
+    )
+    assert "log evidence -15.5 = fit -8.0 and complexity -7.5<br>2.5 of 5 weights" in points.customdata[0]
+
+
+def test_several_comparisons_share_a_figure() -> None:
+    """Of many points those alone have names that are best by evidence or by test data."""
+    checked(figures.evidence_against_test({"trained": compared(6), "linear": compared(6)}))
+    figure = figures.evidence_against_test({"trained": compared(6), "linear <mode>": compared(8)})
+    first, second = figure.data
+    assert [name for name in first.text if name] == ["width 5", "width 4"]
+    assert first.name.startswith("trained, rank correlation ") and first.showlegend and len(second.x) == 8
+    assert second.name.startswith("linear &lt;mode>, rank")
+    checked(figures.evidence_against_test(compared(1)))
+    without = compared(2)
+    bare = replace(without, rows=tuple(replace(row, test_log_likelihood=None) for row in without.rows))
+    for given, error, words in (
+        (bare, pw.PeewitError, "no test data; give it some"),
+        ({}, pw.PeewitError, "An empty dict was given"),
+        ([without], pw.ArgumentTypeError, "A list was given; expected a comparison, which peewit.compare returns"),
+    ):
+        with pytest.raises(error, match=words):
+            figures.evidence_against_test(given)
 
 
 def test_what_cannot_be_looked_at_is_refused() -> None:

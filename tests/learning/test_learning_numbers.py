@@ -176,3 +176,59 @@ def test_the_decay_is_the_prior_in_units_of_the_loss() -> None:
 
 def sgd(model: nn.Module, **options: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, **options)
+
+
+def test_moments_are_kept_between_hyper_steps() -> None:
+    """At the same weights, two hyper-steps of five steps are one of ten."""
+    x, y = line_data()
+    model = nn.Linear(3, 1).double()
+    records = {}
+    for steps, times in ((5, 2), (10, 1)):
+        learner = pw.learning.Learner(model, (x, y), "regression", sgd(model), steps=steps, prior=pw.Prior.layerwise())
+        for _ in range(times):
+            records[steps] = learner.step()
+        learner.detach()
+    assert torch.allclose(records[5].precision, records[10].precision, rtol=1e-10)
+    assert records[5].noise == pytest.approx(records[10].noise, rel=1e-10)
+
+
+EVERY_PRIOR = {
+    "scalar": pw.Prior.scalar(2.0),
+    "layerwise": pw.Prior.layerwise(2.0),
+    "unitwise": pw.Prior.unitwise(2.0),
+    "groups": pw.Prior.groups({"0.*": 2.0, "*": 3.0}),
+    "diagonal": pw.Prior.diagonal(2.0),
+}
+
+
+HOLDING = {"unitwise": {"kron", "diag", "block", "full"}, "diagonal": {"diag", "block", "full"}}
+
+
+@pytest.mark.parametrize("likelihood", ["classification", "regression", "heteroscedastic"])
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("prior", EVERY_PRIOR)
+def test_every_prior_is_learnt_under_every_structure_that_holds_it(prior: str, structure: str, likelihood: str) -> None:
+    """One step moves each precision where differences of the evidence say; others are refused before training."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20, 2, generator=generator, dtype=torch.float64)
+    outputs = {"classification": 3, "heteroscedastic": 2}.get(likelihood, 1)
+    y = torch.randint(0, 2, (20,), generator=generator)
+    y = y if likelihood == "classification" else y[:, None].double()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, outputs)).double()
+    start = EVERY_PRIOR[prior]
+    options = {"structure": structure, "prior": start}
+    if structure not in HOLDING.get(prior, {structure}):
+        with pytest.raises(pw.PeewitError, match=r"use .*structure="):
+            pw.learning.Learner(model, (x, y), likelihood, sgd(model), **options)
+        return
+    la = pw.fit(model, (x, y), likelihood, **options)
+    learner = pw.learning.Learner(model, (x, y), likelihood, sgd(model), steps=1, rate=0.05, **options)
+    after = learner.step().precision.log()
+    before = start.precision.log().expand(len(after))
+    for group in range(min(len(after), 5)):
+        moved = torch.zeros(len(after), dtype=torch.float64)
+        moved[group] = 1e-4
+        up, down = (float(la.log_evidence(start.with_precision((before + way * moved).exp()))) for way in (1, -1))
+        if abs(up - down) > 1e-7:
+            assert float(after[group] - before[group]) == pytest.approx(0.05 * (1 if up > down else -1), rel=1e-3)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from peewit.comparison.result import ComparedPosterior, Comparison, rank
 from peewit.evaluation import Report
 from peewit.figures import style
 from peewit.metrics.results import Curve, Detection, Estimate, MethodScores, Reliability, Shift, Specimen
@@ -98,6 +99,28 @@ def report(task: str = "classification", channels: int | None = 1) -> Report:
         settings={},
         versions={},
         notes=(),
+    )
+
+
+def compared(count: int = 3) -> Comparison:
+    """A comparison, made up: the more weights, the better the fit, up to a point."""
+    return rank(
+        [
+            ComparedPosterior(
+                name=f"width {width}",
+                log_likelihood=-40.0 / width,
+                distance=float(width),
+                log_volume=2.0 * width,
+                effective_dimensions=0.5 * width,
+                D=width,
+                N=20,
+                likelihood="Gaussian",
+                structure="Kron",
+                curvature="ggn",
+                test_log_likelihood=-abs(width - 4.0),
+            )
+            for width in range(1, count + 1)
+        ]
     )
 
 

@@ -42,6 +42,7 @@ ROOMS = (
     "report",
     "evaluation",
     "recommendation",
+    "comparison",
     "integrations",
     "data",
     "__init__",

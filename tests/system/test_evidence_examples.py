@@ -128,6 +128,41 @@ def test_groups_are_switched_off_whatever_the_features_were_learned_from(script:
         assert all(math.isfinite(each) for each in (one.nll, several.nll, one.nll_at_mode, several.nll_at_mode))
 
 
+def test_architectures_are_ranked_by_each_way(
+    script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row for each way on each data set, whose numbers are in order."""
+    pytest.importorskip("sklearn")
+    module = script("architectures")
+    with torch.random.fork_rng(devices=[]):
+        lines = module.main(["--quick", "--sets", "diabetes,digits", "--out", str(tmp_path)])
+    assert [(each.data, each.way) for each in lines] == [
+        (data, way) for data in ("diabetes", "digits") for way in module.WAYS
+    ]
+    for each in lines:
+        assert -1 <= each.correlation <= 1 and each.chosen_fit <= each.best_fit and each.mean_fit <= each.best_fit
+        assert each.chosen in ("1 x 2", "1 x 4", "2 x 2", "2 x 4")
+    printed = capsys.readouterr().out
+    assert "evidence at linear mode" in printed and "chosen (depth x width)" in printed
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == (
+        {"architectures-diabetes.html", "architectures-digits.html"} if importlib.util.find_spec("plotly") else set()
+    )
+
+
+@pytest.mark.data
+def test_architectures_read_the_tables_of_a_folder(script: Script, data_dir: Path) -> None:
+    """The standard splits, standardised by the training part alone."""
+    split = script("architectures").split_of("yacht", 1, data_dir)
+    content = np.load(data_dir / "uci" / "yacht.npz")
+    tested = content["test_mask"][1]
+    assert len(split.train[0]) == int((~tested).sum()) and len(split.test[1]) == int(tested.sum())
+    assert float(split.train[1].mean()) == pytest.approx(0, abs=1e-9)
+    assert float(split.train[1].std(correction=0)) == pytest.approx(1)
+    expected = (content["y"][tested] - content["y"][~tested].mean()) / content["y"][~tested].std()
+    assert split.test[1][:, 0].tolist() == pytest.approx(expected.tolist())
+
+
 def test_bytes_and_differences_are_read_as_they_were_written(script: Script, tmp_path: Path) -> None:
     readers = script("readers")
     images = torch.randint(256, (3, 5, 4), dtype=torch.uint8)

@@ -58,6 +58,7 @@ CALLS: dict[str, Call] = {
         la.tune("grid", grid=[0.1, 1.0, 10.0], validation=(X, Y), **o).prior.precision
     ),
     "validation_nll": lambda la, **o: torch.tensor(pw.validation_nll(la, (X, Y), **o)),
+    "compare": lambda la, **o: torch.tensor(pw.compare([la], test=(X, Y), **o).best.test_log_likelihood),
     "diagnose": lambda la, **o: torch.tensor(la.diagnose((X, Y), **o)["mode"].numbers["decrement"]),
     "products": lambda la, **o: pw.products(la.model, (X, Y), "classification", **o).mv(vectors()),
     "products with the Hessian": lambda la, **o: pw.products(

@@ -47,6 +47,7 @@ FACES: dict[str, Callable[..., Any]] = {
     "Subnetwork": pw.Subnetwork,
     "sweep": pw.sweep,
     "evaluate": pw.evaluate,
+    "compare": pw.compare,
     "recommend": pw.recommend,
     "Prior.scale_invariant": pw.Prior.scale_invariant,
     **FIGURES,

@@ -5,6 +5,7 @@ Examples are doctests, and each starts with these names (see `names`):
 - `torch`, and `pw`, the package;
 - `model`, a classifier with three classes, its data `x` (60, 2) and `y` (60,), and its posterior `la`;
 - `line_model`, a regression network, its data `t` (40, 1) and `z` (40, 1), and its posterior `line`;
+- `learner`, a new `pw.learning.Learner` of a copy of `model`, which has taken one step;
 - `report` and `line_report`, which `pw.evaluate` returned for both posteriors; the first has the unknown inputs "far"
   and the corruption "moved".
 
@@ -14,6 +15,7 @@ names and comparisons rather than numbers that were trained.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import doctest
 import functools
@@ -44,6 +46,7 @@ ENGINE = {pw.Laplace: {"state"}}  # fields that are not for users
 
 
 PARTS = [("pw", pw), ("pw.data", pw.data), ("pw.metrics", pw.metrics), ("pw.figures", pw.figures)]
+PARTS.append(("pw.learning", pw.learning))
 if importlib.util.find_spec("sklearn"):  # machines with a GPU may do without
     PARTS.append(("pw.sklearn", pw.sklearn))
 
@@ -76,6 +79,9 @@ CALLED_BY_US = {
     pw.Blocks: {"spectra", "quad", "cross"},
     pw.Custom: {"hessian"},
     pw.LinearMode: {"under"},
+    pw.learning.LearningRecord: {"fields"},
+    pw.learning.History: {"plus"},
+    pw.learning.Learner: {"note"},
     pw.Prior: {
         *("group", "stretches", "refuse_unknown", "count", "names", "straddling", "bind", "least", "delta", "parts"),
         *("only", "carry_over", "centre"),
@@ -107,7 +113,7 @@ def parameters(thing: Any) -> set[str]:
         named = {field.name for field in dataclasses.fields(thing) if not field.name.startswith("_")}
         return named - ENGINE.get(thing, set())
     if inspect.isclass(thing):
-        estimator = hasattr(thing, "get_params")  # of scikit-learn's kind
+        estimator = hasattr(thing, "get_params") or "Args" in sections(thing)  # of scikit-learn's kind, or a learner
         return set(inspect.signature(thing).parameters if estimator else getattr(thing, "_fields", ()))
     return set(inspect.signature(thing).parameters) - {"self", "cls"}
 
@@ -116,7 +122,8 @@ def properties(thing: Any) -> set[str]:
     """Public properties and constants of a class, which stand beside its fields."""
     members = {name: getattr(thing, name, None) for name in dir(thing)} if inspect.isclass(thing) else {}
     plain = (*PROPERTIES, str, int) if dataclasses.is_dataclass(thing) else PROPERTIES
-    announced = set(vars(thing).get("__annotations__", {})) if thing in CONTRACTS.values() else set()
+    announces = inspect.isclass(thing) and (thing in CONTRACTS.values() or not dataclasses.is_dataclass(thing))
+    announced = set(vars(thing).get("__annotations__", {})) if announces else set()
     return announced | {
         name for name, value in members.items() if isinstance(value, plain) and not name.startswith("_")
     }
@@ -250,6 +257,15 @@ def names() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def one_step_learner(names: dict[str, Any]) -> pw.learning.Learner:
+    """A learner of its own for every example: steps change it."""
+    model = copy.deepcopy(names["model"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    learner = pw.learning.Learner(model, (names["x"], names["y"]), "classification", optimizer)
+    learner.step()
+    return learner
+
+
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_the_example_runs(
     name: str,
@@ -262,6 +278,8 @@ def test_the_example_runs(
     if name.startswith("pw.figures."):
         pytest.importorskip("plotly")
     monkeypatch.chdir(tmp_path)
+    if name.startswith("pw.learning."):
+        names = {**names, "learner": one_step_learner(names)}
     runner, finder = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS), doctest.DocTestFinder(recurse=False)
     # One by one: the finder takes a method that is wrapped for one of another module, and leaves it out.
     for own, thing in {name: PUBLIC[name], **methods(PUBLIC[name])}.items():

@@ -19,7 +19,7 @@ from peewit.jacobians.explicit import Explicit
 from peewit.network.nests import take
 from peewit.runtime.memory import Budget
 from peewit.tracing import verification
-from peewit.tracing.comparison import EQUAL, Comparison, ComparisonResult, first_names, first_other, unlike
+from peewit.tracing.comparison import EQUAL, ComparisonResult, DerivativeComparison, first_names, first_other, unlike
 from peewit.tracing.knowledge import Knowledge, KnowledgeLearner, signature
 from peewit.tracing.plain import EXACT, Bounds, PlainDerivatives, bounds, nudge
 from peewit.tracing.tracer import Tracer
@@ -46,7 +46,9 @@ def comparison(model: Any = None, several: Any = None, allowed: Bounds = EXACT, 
     tracer: Any = model
     if isinstance(model, nn.Module):
         tracer = Tracer(model, tuple(name for name, _ in model.named_parameters()), BUDGET)
-    made = Comparison(tracer=tracer, batch=several, several=several, allowed=allowed, tape=known.pop("tape", None))
+    made = DerivativeComparison(
+        tracer=tracer, batch=several, several=several, allowed=allowed, tape=known.pop("tape", None)
+    )
     made.plain = PlainDerivatives(
         model=getattr(tracer, "model", None) or nn.Identity(),
         parameters=getattr(tracer, "parameters", {}),
@@ -124,7 +126,7 @@ def verified(monkeypatch: pytest.MonkeyPatch, asked: list[Any]) -> None:
         asked.append(given)
         return stand_in(outcome=lambda: f"outcome {len(asked)}")
 
-    monkeypatch.setattr(verification, "Comparison", compared)
+    monkeypatch.setattr(verification, "DerivativeComparison", compared)
 
 
 def small_tape(inputs: Any, **options: Any) -> Any:
@@ -191,7 +193,7 @@ def test_warnings_while_comparing(message: str, heard: bool, monkeypatch: pytest
         warnings.warn(message, UserWarning, stacklevel=2)
         return "said"
 
-    monkeypatch.setattr(verification, "Comparison", lambda **_: stand_in(outcome=outcome))
+    monkeypatch.setattr(verification, "DerivativeComparison", lambda **_: stand_in(outcome=outcome))
     inputs = torch.zeros(4, 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -242,9 +244,9 @@ def outcome_of(
         each = left.pop(0)
         return each() if callable(each) else each
 
-    monkeypatch.setattr(Comparison, "_compare", next_seen)
+    monkeypatch.setattr(DerivativeComparison, "_compare", next_seen)
     monkeypatch.setattr(PlainDerivatives, "is_repeatable", lambda self, bound: bound >= repeatable)
-    monkeypatch.setattr(Comparison, "_step_back", lambda self, *given: done.append(given))
+    monkeypatch.setattr(DerivativeComparison, "_step_back", lambda self, *given: done.append(given))
     made = comparison(bent(), at(*X[:4]), HALVES) if made is None else made
     return made.outcome(), [each for each in done if each is not made]
 

@@ -10,12 +10,17 @@ from typing import Any
 
 import peewit as pw
 
+from ..comparison.assessment import assess
+from ..comparison.call import INTERVALS
+from ..comparison.result import ComparedPosterior, rank
+from ..comparison.table import cells
+from ..evaluation.call import EvaluationOptions
 from ..evaluation.report import Report
 from ..laplace import Laplace
 from ..metrics.results import Estimate
 from ..report.words import has_interval
 from ..storage.atomic import writing
-from .checking import check_weights, find_misfit, refuse_misfit
+from .checking import as_commands, check_weights, find_misfit, refuse_misfit
 from .datasets import Wanted, load
 from .networks import ensemble as members
 from .networks import generator, is_classification, network, posterior
@@ -141,59 +146,56 @@ def compare(run: Run, posteriors: list[Path]) -> None:
     """One row per posterior, the best first, with remarks."""
     common, voice = run.settings, run.voice
     common.pop("posterior", None)
-    summaries = [compare_one(source, common, voice) for source in posteriors]
-    summaries.sort(key=lambda row: -row["log_evidence"])
-    for row in summaries:
-        row["behind"] = summaries[0]["log_evidence"] - row["log_evidence"]
-    notes = remarks(summaries)
-    names = [name for name in COLUMNS if all(name in row.get("metrics", {}) for row in summaries)][:4]
-    head = ["posterior", "structure", "weights", "log evidence", "behind", "effective weights", *names]
-    rows = [
-        [
-            row["name"],
-            row["structure"],
-            f"{row['weights']:,}",
-            f"{row['log_evidence']:.1f}",
-            f"{row['behind']:.1f}",
-            f"{row['effective_dimensions']:.1f}",
-            *(estimate(Estimate(**row["metrics"][name])) for name in names),
-        ]
-        for row in summaries
+    names = names_of(posteriors)
+    compared = {name: compare_one(name, source, common, voice) for name, source in zip(names, posteriors, strict=True)}
+    comparison = rank([row for row, _ in compared.values()])
+    misfits = [
+        f"{row.name}: {compared[row.name][1]['misfit']}" for row in comparison if "misfit" in compared[row.name][1]
     ]
-    voice.answer({"posteriors": summaries, "notes": notes}, table(head, rows), *notes)
+    notes = [as_commands(note) for note in (*misfits, *comparison.notes)]
+    head, rows = cells(comparison.rows)
+    metrics = [name for name in COLUMNS if all(name in row.metrics for row in comparison)][:4]
+    scored = [
+        [*line, *(estimate(row.metrics[name]) for name in metrics)] for line, row in zip(rows, comparison, strict=True)
+    ]
+    values = [compared[row.name][1] | values_of(row) for row in comparison]
+    voice.answer({"posteriors": values, "notes": notes}, table([*head, *metrics], scored), *notes)
 
 
-def compare_one(source: Path, common: Mapping[str, Any], voice: Voice) -> dict[str, Any]:
-    """One posterior in numbers."""
+def names_of(sources: list[Path]) -> list[str]:
+    """Names of files without their endings; whole paths where two have the same."""
+    stems = [source.stem for source in sources]
+    if repeated := [source for source in sources if sources.count(source) > 1]:
+        raise Problem(f"{repeated[0]} was given twice; expected each posterior once.")
+    return [stem if stems.count(stem) == 1 else str(source) for stem, source in zip(stems, sources, strict=True)]
+
+
+def values_of(row: ComparedPosterior) -> dict[str, Any]:
+    """A row as JSON holds it; what `summary` says too has its name there."""
+    names = ("name", "rank", "log_evidence", "behind", "log_evidence_per_example", "log_likelihood", "complexity")
+    more = ("distance", "log_volume", "effective_dimensions", "fixed", "where")
+    values: dict[str, Any] = {name: getattr(row, name) for name in (*names, *more)}
+    if row.test_log_likelihood is not None:
+        values["metrics"] = {name: asdict(value) for name, value in row.metrics.items()}
+        values["test_log_likelihood"] = row.test_log_likelihood
+    return values
+
+
+def compare_one(
+    name: str, source: Path, common: Mapping[str, Any], voice: Voice
+) -> tuple[ComparedPosterior, dict[str, Any]]:
+    """One posterior as a row, with what else JSON says of it; it is not kept beside the next."""
     if source.suffix.lower() == ".toml":
         settings = {**read(source), **common}
         require_setting(settings, "posterior", f"posterior = ... in {source}")
     else:
         settings = {**common, "posterior": str(source)}
     la = posterior(settings)
-    row: dict[str, Any] = {"name": source.stem, **summary(la)}
-    if "test" in settings:
-        data = load(settings["test"], wanted_by(settings, la))
-        with voice.stage(f"{source.stem} on the test data", with_bar=False):
-            report = pw.evaluate(la, data.value, baselines=(), generator=generator(settings), progress=voice.progress)
-        row["metrics"] = {name: asdict(value) for name, value in report.methods[0].metrics.items()}
-        if misfit := find_misfit(la.model, data.value, la.likelihood, "test"):
-            row["misfit"] = misfit.sentence
-    return row
-
-
-def remarks(rows: list[dict[str, Any]]) -> list[str]:
-    """What to know before reading the table."""
-    notes = [f"{row['name']}: {row['misfit']}" for row in rows if "misfit" in row]
-    if len({row["examples"] for row in rows}) > 1:
-        counts = ", ".join(f"{row['name']} {row['examples']:,}" for row in rows)
-        notes.append(f"Fitted to different numbers of examples ({counts}): their evidences cannot be compared.")
-    if len({row["likelihood"] for row in rows}) > 1:
-        notes.append("Different likelihoods: evidences can be compared only where they are of the same targets.")
-    if len({row["weights"] for row in rows}) > 1:
-        notes.append(
-            "Different weights are uncertain: weights that are fixed count as certain, without a prior's price."
-        )
-    if len(rows) > 1 and rows[1]["behind"] < 3:
-        notes.append("The first two are within 3 nats, a factor of 20 in probability: weak grounds to prefer one.")
-    return notes
+    options = EvaluationOptions.of(INTERVALS, generator(settings), None, None)
+    if "test" not in settings:
+        return assess(name, la, None, options), summary(la)
+    data = load(settings["test"], wanted_by(settings, la)).value
+    with voice.stage(f"{name} on the test data", with_bar=False):
+        row = assess(name, la, data, options, progress=voice.progress)
+    misfit = find_misfit(la.model, data, la.likelihood, "test")
+    return row, summary(la) | ({"misfit": misfit.sentence} if misfit else {})

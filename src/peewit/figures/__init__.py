@@ -9,6 +9,7 @@ figure in a sentence or two.
 from typing import TYPE_CHECKING, Any
 
 from ..messages.names import nearest, spell_functions
+from .comparisons import evidence_against_test
 from .curvature import (
     Approximations,
     CurvatureMatrices,
@@ -46,6 +47,7 @@ __all__ = [
     "decision_map",
     "detection",
     "effective_dimensions",
+    "evidence_against_test",
     "evidence_trace",
     "gaussian_sliders",
     "hessian_blocks",

@@ -35,7 +35,7 @@ from ..runtime.memory import budget
 from ..runtime.progress import Progress
 from ..runtime.random import seed_of
 from ..tracing.selection import Weights, select
-from ..tuning.profile import EvidencePoint
+from ..tuning.profile import EvidencePoint, profile_of
 from ..weights.space import Space
 from .ascent import HyperOptimizer
 from .decay import DECAYS, Decay, PriorHook, attach, check_owned, optimizers_of, pulls_of
@@ -107,6 +107,15 @@ class Learner:
         arithmetic: How products are rounded, as in `pw.fit`.
         generator: Source of the seed for drawn labels and shares of the data. None for a fixed seed.
 
+    Attributes:
+        model: The network.
+        prior: The prior at present.
+        likelihood: The likelihood, with the noise at present where it has one.
+        noise: That noise: its standard deviation, or the common factor of several; None for a likelihood without one.
+        space: The weights that the prior is about, a `pw.Space`.
+        examples: Number N of training examples.
+        history: What came out so far, a `pw.learning.History`.
+
     Raises:
         PeewitError: An optimizer does not own the selected weights, or has a weight decay for them; the loss is not a
             multiple of the energy; the number of examples is not known; training runs in several processes; the prior
@@ -127,6 +136,13 @@ class Learner:
         >>> own.posterior()
         Laplace(D=51, N=60, Kron, ggn, Categorical)
     """
+
+    model: nn.Module
+    prior: Prior
+    likelihood: Likelihood
+    space: Space
+    examples: int
+    history: History
 
     def __init__(
         self,
@@ -169,10 +185,10 @@ class Learner:
             family = own_copy(resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood))
             if isinstance(family, WithNoise) and family.awaits_residuals:
                 family = with_residual_noise(self.model, family, batches)
-            self.loss_factor = 1.0 if loss is None else loss_factor(self.model, family, first, loss)
+            self.loss_factor = loss_factor(self.model, family, first, loss)
             limit = budget(memory, device_of(self.model), arithmetic)
             self.space = select(self.model, weights, lambda: first[0], limit, refuse_variances)
-        self.likelihood: Likelihood = family
+        self.likelihood = family
         self.prior = own_copy(as_prior(prior))
         check_space(self.space, self.prior)
         self.prior.refuse_unknown(name for name, _ in self.model.named_parameters())
@@ -195,6 +211,9 @@ class Learner:
         self.history = History(groups=group_names(self.prior, self.space))
         self.hyper = HyperOptimizer.of(self.prior, self.space, noise_precision_of(family))
         self.running: RunningSums | None = None
+        if self.prior.grouping.within_tensors:  # not every structure holds it: said now, and not after a burn-in
+            state, _ = self._measure([first], 0, Progress())
+            profile_of(state.problem, state.prior)
         self.hook = PriorHook(decay)
         self._follow()
         self.handles = attach(self.optimizers, self.hook)
@@ -206,7 +225,7 @@ class Learner:
 
     @property
     def noise(self) -> float | None:
-        """The noise at present: its standard deviation, or the common factor of several; None without one."""
+        """The noise at present; None for a likelihood without one."""
         return noise_precision_of(self.likelihood) ** -0.5 if isinstance(self.likelihood, WithNoise) else None
 
     def _follow(self) -> None:
@@ -224,7 +243,7 @@ class Learner:
             A number () with its graph.
 
         Raises:
-            PeewitError: The targets do not fit the outputs or the likelihood.
+            PeewitError: The targets do not have the form that the likelihood expects.
 
         Example:
             >>> learner.loss(model(x), y).shape
@@ -273,18 +292,7 @@ class Learner:
         """
         began = time.perf_counter()
         number = len(self.history.hyper_steps)
-        with preserved_randomness(self.data):
-            state, running = refresh(
-                self.model,
-                self.data,
-                self.likelihood,
-                self.prior,
-                self.measuring,
-                number,
-                self.examples,
-                self.running,
-                Progress(progress),
-            )
+        state, running = self._measure(self.data, number, Progress(progress))
         hyper = self.hyper.copy()  # a step that fails changes nothing
         point = hyper.climb(state, self._numbers(state), self.ascending)
         kept = self._kept(point, hyper)
@@ -309,20 +317,23 @@ class Learner:
         self.history = self.history.plus(record)
         return record
 
+    def _measure(self, data: Any, number: int, progress: Progress) -> tuple[PosteriorState, RunningSums | None]:
+        """The posterior at the present weights, prior and noise; training will not notice."""
+        with preserved_randomness(self.data):
+            return refresh(
+                self.model,
+                data,
+                self.likelihood,
+                self.prior,
+                self.measuring,
+                number,
+                self.examples,
+                self.running,
+                progress,
+            )
+
     def note(self, *, epoch: int | None = None, loss: float | None = None) -> LearningRecord:
-        """Add a record of an epoch without a hyper-step to the history.
-
-        Args:
-            epoch: Number of epochs finished.
-            loss: Mean loss of the epoch.
-
-        Returns:
-            The record, without an evidence.
-
-        Example:
-            >>> learner.note(epoch=2, loss=0.5).log_evidence is None
-            True
-        """
+        """Add a record of an epoch without a hyper-step to the history, and return it."""
         steps = len(self.history.hyper_steps)
         record = LearningRecord(epoch=epoch, loss=loss, hyper_step=steps, examples=self.examples)
         self.history = self.history.plus(record)

@@ -36,7 +36,7 @@ class Training:
         learner: The `pw.learning.Learner` inside.
         epochs: Number of epochs of the whole run.
         epoch: Number of epochs finished.
-        data: The training data, in batches.
+        history: All records so far, a `pw.learning.History`.
 
     Example:
         >>> net = torch.nn.Linear(2, 3)
@@ -45,6 +45,10 @@ class Training:
         >>> [record.epoch for record in run]
         [1, 2]
     """
+
+    learner: Learner
+    epochs: int
+    epoch: int
 
     def __init__(
         self,
@@ -127,9 +131,12 @@ class Training:
                 yield record
 
     def _record(self, loss: float) -> LearningRecord:
-        if self._due(self.epoch):
+        if not self._due(self.epoch):
+            return self.learner.note(epoch=self.epoch, loss=loss)
+        try:
             return self.learner.step(epoch=self.epoch, loss=loss)
-        return self.learner.note(epoch=self.epoch, loss=loss)
+        except NotFiniteError as error:
+            raise NotFiniteError(f"{error} This was seen after epoch {self.epoch}. {self._way_out(1)}") from error
 
     def _train_epoch(self) -> float:
         """One pass of training over the data, and its mean loss."""
@@ -147,19 +154,18 @@ class Training:
             examples += len(targets)
         mean = float(total) / examples
         if not math.isfinite(mean):
-            raise NotFiniteError(self._broken(mean))
+            raise NotFiniteError(f"The loss became {mean} in epoch {self.epoch + 1}. {self._way_out(0)}")
         return mean
 
     def _loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return (self.learner.loss if self._loss is None else self._loss)(outputs, targets)
 
-    def _broken(self, mean: float) -> str:
-        kept = "learner.posterior() still has the kept weights. " if self.history.hyper_steps else ""
-        saved = f"{self._checkpoint} holds the state after epoch {self.epoch}. " if self._checkpoint else ""
-        return (
-            f"The loss became {mean} in epoch {self.epoch + 1}. {saved}{kept}Lower the learning rate, or clip "
-            "gradients in a loop of your own."
-        )
+    def _way_out(self, back: int) -> str:
+        """What is still whole after so many epochs back, and what to do."""
+        kept = "posterior() still has the kept weights. " if self.history.hyper_steps else ""
+        saved = self.epoch - back if self._checkpoint is not None else 0
+        held = f"{self._checkpoint} holds the state after epoch {saved}. " if saved else ""
+        return f"{held}{kept}Lower the learning rate, or clip gradients in a loop of your own."
 
 
 def train(

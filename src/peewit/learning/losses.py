@@ -21,16 +21,27 @@ SLACK = {torch.float64: 1e-6, torch.float32: 1e-3}  # of the gradients' differen
 
 
 def mean_energy(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
-    """(): the mean over examples of the energy under the likelihood, in float32 at least."""
-    labels = Labelled.of(likelihood, outputs, targets).check(numbered=False)
+    """(): the mean over examples of the energy under the likelihood, in float32 at least.
+
+    Targets are not checked: a GPU would be waited for in every step.
+    """
+    labels = Labelled.of(likelihood, outputs, targets)
     return labels.energy(labels.flat(outputs)).mean()
 
 
-def loss_factor(model: nn.Module, likelihood: Likelihood, first: tuple[Inputs, Tensor], loss: Loss | float) -> float:
+def loss_factor(
+    model: nn.Module, likelihood: Likelihood, first: tuple[Inputs, Tensor], loss: Loss | float | None
+) -> float:
     """The factor c of `loss = c * mean energy per example`, from gradients at the outputs of the first batch.
 
     Gradients leave constants out, and tell a loss of another kind, which no factor makes the same.
     """
+    inputs, targets = first
+    with isolated(model, []), torch.no_grad():
+        outputs = call(model, likelihood.check_inputs(inputs)).detach()
+    Labelled.of(likelihood, outputs, targets).check(numbered=False)
+    if loss is None:
+        return 1.0
     if isinstance(loss, int | float) and not isinstance(loss, bool):
         if not 0 < loss < math.inf:
             raise PeewitError(f"loss={loss!r} was given; expected a function, or a positive factor of the mean energy.")
@@ -40,9 +51,6 @@ def loss_factor(model: nn.Module, likelihood: Likelihood, first: tuple[Inputs, T
             f"loss is a {type(loss).__name__}; expected a function of outputs and targets, such as "
             "torch.nn.CrossEntropyLoss(), a positive factor of the mean energy per example, or None."
         )
-    inputs, targets = first
-    with isolated(model, []), torch.no_grad():
-        outputs = call(model, likelihood.check_inputs(inputs)).detach()
     theirs = gradient(lambda f: called(loss, f, targets), outputs)
     ours = gradient(lambda f: mean_energy(likelihood, f, targets), outputs)
     factor = float((theirs * ours).sum() / ours.square().sum())

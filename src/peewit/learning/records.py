@@ -47,8 +47,8 @@ class LearningRecord:
 
     Example:
         >>> record = learner.step()
-        >>> record.hyper_step, record.precision.shape, record.kept
-        (1, torch.Size([1]), True)
+        >>> record.hyper_step, record.precision.shape
+        (2, torch.Size([1]))
     """
 
     epoch: int | None = None
@@ -65,10 +65,6 @@ class LearningRecord:
     seconds: float = 0.0
     measuring: float = 0.0
     decomposing: float = 0.0
-
-    def at_epoch(self, epoch: int | None, loss: float | None) -> LearningRecord:
-        """The same, with what the loop knows."""
-        return replace(self, epoch=epoch, loss=loss)
 
     def fields(self) -> dict[str, Any]:
         """Every field by its name."""
@@ -118,6 +114,8 @@ class History(Sequence[LearningRecord]):
     Attributes:
         records: The records.
         groups: The name of each precision; none where there are more than 65,536.
+        hyper_steps: The records with an evidence.
+        best: The record with the highest evidence, or None before the first hyper-step.
 
     Example:
         >>> learner.history.to_pandas()[["hyper_step", "examples"]].values.tolist()

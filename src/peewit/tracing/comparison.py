@@ -56,7 +56,7 @@ class ComparisonResult(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Comparison:
+class DerivativeComparison:
     """A network's derivatives at some examples, as the rules have them and as torch alone has them."""
 
     tracer: Tracer

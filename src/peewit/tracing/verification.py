@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..network.nests import Inputs, map_tensors
-from .comparison import EQUAL, Comparison, first_other
+from .comparison import EQUAL, DerivativeComparison, first_other
 from .knowledge import Knowledge, Signature, signature
 from .plain import PROBES, bounds
 from .tape import Tape
@@ -43,7 +43,7 @@ def verify(tracer: Tracer, inputs: Inputs, tape: Tape) -> None:
         several = map_tensors(lambda tensor: torch.cat([tensor] * 4), several)
     # The generic rule, and large outputs of layers, are for two examples better than for six.
     large = PROBES * tape.numbers_per_probe() * tape.output.element_size() > tracer.budget.bytes
-    comparison = Comparison(
+    comparison = DerivativeComparison(
         tracer=tracer,
         batch=inputs,
         several=several,
