@@ -92,7 +92,7 @@ def coverage(predicted: Predicted, y: torch.Tensor) -> list[float]:
 
 def draw_screen(task: Task, ways: Mapping[str, Predict], path: Path) -> None:
     """Predicted mean against measurement, predicted noise against residuals, and coverage of intervals."""
-    made = figure(13, 4.3)
+    made = figure(13, 4.8)
     if made is None:
         return
     x, y = task.test
@@ -116,12 +116,12 @@ def draw_screen(task: Task, ways: Mapping[str, Predict], path: Path) -> None:
         right.plot(LEVELS, gaps, line, color=colour, label=name)
     low, high = centre.get_xlim()
     centre.plot([low, high], [low, high], ":", color=BLACK, lw=1)
-    centre.set(xlabel="predicted standard deviation", ylabel="RMS residual", title="Is the noise predicted?")
+    centre.set(xlabel="predicted standard deviation", ylabel="RMS residual", title="residuals by predicted deviation")
     right.axhline(0, ls=":", color=BLACK, lw=1)
-    right.set(xlabel="level of the interval", ylabel="share inside less the level", title="Calibration")
-    right.legend(fontsize=7.5)
+    right.set(xlabel="level of the interval", ylabel="share inside less the level", title="calibration of intervals")
     for panel in (left, centre, right):
         panel.grid(alpha=0.2)
+    made.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8.5)
     made.suptitle(f"{task.name}, {len(y)} test sequences", fontsize=11)
     made.savefig(path)
 

@@ -2,7 +2,7 @@
 
 - `learned`: the prior precisions are learned by the evidence while the network trains (Immer et al. 2023). It takes all
   training data and predicts with or without the uncertainty of the weights.
-- `decayed`: the weight decay is chosen on validation data among seven, then all training data are used. The loss is the
+- `decayed`: the weight decay is chosen on validation data among nine, then all training data are used. The loss is the
   negative log likelihood, beta-NLL (Seitzer et al. 2022) or the faithful one (Stirn et al. 2023).
 """
 
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import peewit as pw
 
 FLOOR = 1e-8  # keeps variances away from zero, as the natural head of the library does
-DECAYS = tuple(10.0**power for power in range(-3, 4))  # prior precisions to choose from
+DECAYS = tuple(10.0**power for power in range(-4, 5))  # prior precisions to choose from
 Energy = Callable[[Tensor, Tensor], Tensor]  # outputs and targets to numbers (B,)
 
 

@@ -153,3 +153,24 @@ def test_ways_are_compared_on_sequences(script: Script, tmp_path: Path, data_dir
     (content,) = script("compare").main(asked)
     assert all(math.isfinite(scores["ll"]) for scores in content["runs"][0].values())
     assert (tmp_path / f"{name}.png").is_file() == (importlib.util.find_spec("matplotlib") is not None)
+
+
+def test_the_page_has_the_numbers_that_were_measured(script: Script) -> None:
+    page = script("page")
+    text = page.PAGE.read_text(encoding="utf-8")
+    made = page.tables()
+    assert all(f"<!-- table {name} -->" in text for name in made)
+    assert page.filled(text, made) == text  # otherwise run examples/noise/page.py
+
+
+def test_published_rows_are_met(script: Script) -> None:
+    module = script("published")
+    rows = json.loads((FOLDER / "results" / "published.json").read_text(encoding="utf-8"))
+    assert rows
+    for row in rows:
+        told = module.PUBLISHED[row["row"]]
+        assert row["published"] == [float(value) for value in told]
+        assert row["difference"] == [
+            module.distance(value, each) for value, each in zip(row["here"], told, strict=True)
+        ]
+        assert max(row["difference"]) < 1e-4
