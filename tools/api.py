@@ -22,7 +22,9 @@ import peewit.curvature.contracts
 import peewit.curvature.kinds
 import peewit.data
 import peewit.figures
+import peewit.integrations.lightning
 import peewit.integrations.sklearn
+import peewit.integrations.transformers
 import peewit.learning
 import peewit.likelihoods
 import peewit.metrics
@@ -40,6 +42,8 @@ Examples start from `import torch` and `import peewit as pw`, and from these val
 
 - `model`, a classifier with three classes, its data `x` (60, 2) and `y` (60,), and its posterior `la`;
 - `line_model`, a regression network, its data `t` (40, 1) and `z` (40, 1), and its posterior `line`;
+- in `pw.lightning`: `pl`, which is `lightning.pytorch`, `module`, a LightningModule that trains a copy of `model`, and
+  `loader`, its data; in `pw.transformers`: `trainer`, a Trainer of a small language model;
 - `report` and `line_report`, which `pw.evaluate` returned for both posteriors; the first has the unknown inputs "far"
   and the corruption "moved".
 """
@@ -70,6 +74,8 @@ EXTRAS = {
     peewit.figures: sorted(peewit.figures.__all__, key=lambda name: not name.islower()),
     peewit.learning: ("train", "Training", "Learner", "LearningRecord", "History", "cosine"),
     peewit.integrations.sklearn: tuple(peewit.integrations.sklearn.__all__),
+    peewit.integrations.lightning: tuple(peewit.integrations.lightning.__all__),
+    peewit.integrations.transformers: tuple(peewit.integrations.transformers.__all__),
     peewit.data: ("fashion_mnist",),
 }
 # What signatures name besides public names: aliases and classes, by the module that defines them.
@@ -104,6 +110,7 @@ TYPES = {
     "figures.summary": ("Summary",),
     "figures.unknown": ("ScoreName",),
     "figures.directions": ("DirectionName",),
+    "integrations.transformers.callback": ("Unit",),
     "learning.decay": ("Decay",),
     "learning.learner": ("Keep",),
     "learning.losses": ("Loss",),
@@ -227,7 +234,7 @@ def members(cls: type, name: str) -> tuple[list[str], list[str]]:
     for member, value in vars(cls).items():
         plain = value.__func__ if isinstance(value, staticmethod | classmethod) else value
         text = docstring(value)
-        if member.startswith("_") or not text or member in listed or member in ENGINE.get(name, ()):
+        if member.startswith(("_", "on_")) or not text or member in listed or member in ENGINE.get(name, ()):
             continue
         if shared is not None and member not in shared:
             continue
@@ -258,6 +265,7 @@ def entry(name: str, module: ModuleType = peewit) -> str:
     # Users do not construct results, so these need no signature.
     constructed = module is peewit and name in CONSTRUCTED
     constructed |= hasattr(thing, "get_params") or thing is peewit.learning.Learner  # an estimator, or a learner
+    constructed |= "Callback" in name
     if inspect.isfunction(thing) or constructed:
         parts.append(f"```text\n{signature(thing, name, wrapped=True)}\n```")
     parts.append(markdown(docstring(thing)))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .evaluation.report import Report
     from .evaluation.sweeps import Sweep, SweepPoint, sweep
     from .fitting import fit, products
-    from .integrations import sklearn
+    from .integrations import lightning, sklearn, transformers
     from .laplace import Laplace, load, validation_nll
     from .likelihoods import Bernoulli, Categorical, Custom, Gaussian, HeteroscedasticGaussian, Poisson, Preference
     from .messages.errors import ArgumentTypeError, MismatchError, MissingPackageError, NotFiniteError, PeewitError
@@ -113,12 +113,14 @@ __all__ = [
     "figures",
     "fit",
     "learning",
+    "lightning",
     "load",
     "metrics",
     "products",
     "recommend",
     "sklearn",
     "sweep",
+    "transformers",
     "validation_nll",
 ]
 
@@ -177,8 +179,8 @@ if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
         """Public names, loaded when they are asked for."""
         if name in ("data", "figures", "learning", "metrics"):
             return import_module(f".{name}", __name__)
-        if name == "sklearn":
-            return import_module(".integrations.sklearn", __name__)
+        if name in ("lightning", "sklearn", "transformers"):
+            return import_module(f".integrations.{name}", __name__)
         for module, names in SOURCES.items():
             if name in names:
                 globals()[name] = getattr(import_module(f".{module}", __name__), name)

@@ -101,6 +101,21 @@ def test_the_evidence_of_a_record_is_that_of_its_posterior() -> None:
     assert record.noise == pytest.approx(float(la.likelihood.noise))
 
 
+def test_curvature_data_stand_for_all_training_examples() -> None:
+    """Trained on two copies, measured on one: the posterior's evidence is that of both."""
+    x, y = line_data()
+    model = nn.Linear(3, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    learner = pw.learning.Learner(
+        model, (x.repeat(2, 1), y.repeat(2, 1)), pw.Gaussian(0.3), optimizer, prior=2.0, structure="full", rate=0.0,
+        curvature_data=(x, y), parameters=["prior"],
+    )  # fmt: skip
+    record, both = learner.step(), [array.repeat(2, 1).numpy() for array in (x, y)]
+    assert float(learner.posterior().log_evidence()) == pytest.approx(record.log_evidence, rel=1e-9)
+    expected = log_evidence(both[0], both[1][:, 0], np.full(4, 2.0), 0.3)
+    assert float(learner.posterior(at="linear_mode").log_evidence()) == pytest.approx(expected, rel=1e-7)
+
+
 @pytest.mark.parametrize("structure", ["diag", "full", "kron", "block", "ekfac"])
 def test_a_share_of_the_data_counts_as_all_of_it(structure: str) -> None:
     """Of two copies of the data one is drawn: the evidence is that of both."""

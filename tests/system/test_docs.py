@@ -20,6 +20,7 @@ from environment import ROOT
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))] if page.is_file()]
 # What a page cannot do without, and the library can.
 NEEDED = {"gallery.md": "plotly", "text.md": "peft", "serving.md": "onnxruntime"}
+NEEDED["learning_frameworks.md"] = "lightning transformers accelerate"
 FENCE = re.compile(r"^(?P<indent> *)```python(?P<info>[^\n]*)\n(?P<code>.*?)^(?P=indent)```[ ]*$", re.M | re.S)
 
 
@@ -57,8 +58,8 @@ def test_page_runs(
 
     Files that a page writes land in a temporary folder.
     """
-    if page.name in NEEDED:
-        pytest.importorskip(NEEDED[page.name])
+    for package in NEEDED.get(page.name, "").split():
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     # Blocks run in a real module, since dataclasses and pickle look up the module of a class by its name.
     module = types.ModuleType("page")

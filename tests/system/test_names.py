@@ -14,10 +14,10 @@ from environment import ROOT
 
 PACKAGE = ROOT / "src" / "peewit"
 MOST_FIELDS = 4  # of a dataclass that may be built by position
-# Names that torch, Triton or a protocol of Python asks for.
-ASKED_FOR = re.compile(r"__\w+__|forward|backward|setup_context|vmap|jvp")
+# Names that torch, Triton, a protocol of Python or the trainer of another library asks for.
+ASKED_FOR = re.compile(r"__\w+__|forward|backward|setup_context|vmap|jvp|on_[a-z_]+")
 VAGUE = frozenset(
-    {"made", "found", "own", "each", "place", "given", "kept", "again", "now", "every", "both", "one"}
+    {"made", "found", "own", "each", "place", "given", "kept", "again", "now", "both", "one"}
 )  # local names that do not say what they hold
 LIFE = 3  # lines that such a name may live for
 SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

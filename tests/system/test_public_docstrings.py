@@ -5,6 +5,8 @@ Examples are doctests, and each starts with these names (see `names`):
 - `torch`, and `pw`, the package;
 - `model`, a classifier with three classes, its data `x` (60, 2) and `y` (60,), and its posterior `la`;
 - `line_model`, a regression network, its data `t` (40, 1) and `z` (40, 1), and its posterior `line`;
+- in `pw.lightning`: `pl`, which is `lightning.pytorch`, `module`, a LightningModule that trains a copy of `model`, and
+  `loader`, its data; in `pw.transformers`: `trainer`, a Trainer of a small language model;
 - `learner`, a new `pw.learning.Learner` of a copy of `model`, which has taken one step;
 - `report` and `line_report`, which `pw.evaluate` returned for both posteriors; the first has the unknown inputs "far"
   and the corruption "moved".
@@ -47,6 +49,10 @@ ENGINE = {pw.Laplace: {"state"}}  # fields that are not for users
 
 PARTS = [("pw", pw), ("pw.data", pw.data), ("pw.metrics", pw.metrics), ("pw.figures", pw.figures)]
 PARTS.append(("pw.learning", pw.learning))
+HOSTED = {"pw.lightning": ("lightning",), "pw.transformers": ("transformers", "accelerate")}
+for part, packages in HOSTED.items():  # as above
+    if all(map(importlib.util.find_spec, packages)):
+        PARTS.append((part, getattr(pw, part.removeprefix("pw."))))
 if importlib.util.find_spec("sklearn"):  # machines with a GPU may do without
     PARTS.append(("pw.sklearn", pw.sklearn))
 
@@ -188,7 +194,7 @@ def test_methods_are_documented(cls: type) -> None:
     contract = any(base in CONTRACTS.values() for base in cls.__mro__)
     called_by_us = {name for base in cls.__mro__ for name in CALLED_BY_US.get(base, ())}
     for name, method in methods(cls).items():
-        if name in called_by_us:
+        if name in called_by_us or name.startswith("on_"):  # what trainers of other libraries call
             continue
         if isinstance(method, PROPERTIES):
             assert f"    {name}: " in listed, f"{cls.__name__}.{name} is not under Attributes"
@@ -266,6 +272,44 @@ def one_step_learner(names: dict[str, Any]) -> pw.learning.Learner:
     return learner
 
 
+def hosts(names: dict[str, Any], name: str) -> dict[str, Any]:
+    """What trains in other libraries."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if name.startswith("pw.transformers."):
+            return {"trainer": small_trainer()}
+        import lightning.pytorch as pl
+
+        class Module(pl.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = copy.deepcopy(names["model"])
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.model(x)
+
+            def training_step(self, batch: Any, index: int) -> Tensor:
+                return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return torch.optim.Adam(self.parameters(), lr=0.01)
+
+        dataset = torch.utils.data.TensorDataset(names["x"], names["y"])
+        return {"pl": pl, "module": Module(), "loader": torch.utils.data.DataLoader(dataset, batch_size=20)}
+
+
+def small_trainer() -> Any:
+    """Of a language model with one layer."""
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    network = BertForSequenceClassification(BertConfig(vocab_size=9, max_position_embeddings=4, **sizes))
+    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+    options = TrainingArguments("runs", num_train_epochs=4, dataloader_pin_memory=False, **quiet)
+    rows = [{"input_ids": [1, 2 + number % 2], "labels": number % 2} for number in range(24)]
+    return Trainer(network, options, train_dataset=rows)
+
+
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_the_example_runs(
     name: str,
@@ -278,6 +322,7 @@ def test_the_example_runs(
     if name.startswith("pw.figures."):
         pytest.importorskip("plotly")
     monkeypatch.chdir(tmp_path)
+    names = names | (hosts(names, name) if name.startswith(tuple(HOSTED)) else {})
     if name.startswith("pw.learning.") or name == "pw.figures.learning_curves":
         names = {**names, "learner": one_step_learner(names)}
     runner, finder = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS), doctest.DocTestFinder(recurse=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator, Sized
@@ -39,13 +40,26 @@ def count_examples(data: Any, batches: Batches, examples: int | None) -> int:
 def known_number(data: Any) -> int | None:
     """How many examples a loader or a list of batches has, where that can be told without a pass."""
     if isinstance(data, DataLoader):
-        for owner in (data.sampler, data.dataset):  # a sampler may take some examples alone
+        inner = getattr(data.batch_sampler, "sampler", None)  # which `data.sampler` is not where batches are sampled
+        for owner in (inner, data.sampler, data.dataset):  # a sampler may take some examples alone
             if isinstance(owner, Sized):
                 return len(owner)
         return None
     if isinstance(data, list | tuple):
         return sum(len(targets) for _, targets in Batches(data, torch.device("cpu")))
     return None
+
+
+def apart(data: Any) -> Any:
+    """The same data, whose passes do not begin a pass of training anew.
+
+    All passes of a loader whose workers persist share one iterator: a second pass would turn the first one back.
+    """
+    if not isinstance(data, DataLoader) or not data.persistent_workers:
+        return data
+    other = copy.copy(data)
+    other.__dict__.update(persistent_workers=False, _iterator=None)
+    return other
 
 
 @dataclass(frozen=True, eq=False)

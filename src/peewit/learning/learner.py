@@ -26,7 +26,7 @@ from ..network.isolation import entry_point
 from ..network.modules import device_of, unwrap
 from ..network.nests import Data
 from ..network.values import own_copy
-from ..posterior.linear_mode import At
+from ..posterior.linear_mode import At, check_at
 from ..posterior.measure import with_residual_noise
 from ..posterior.state import PosteriorState
 from ..priors.prior import Number, Prior, as_prior
@@ -39,7 +39,7 @@ from ..tuning.profile import EvidencePoint, profile_of
 from ..weights.space import Space
 from .ascent import HyperOptimizer
 from .decay import DECAYS, Decay, PriorHook, attach, check_owned, optimizers_of, pulls_of
-from .examples import count_examples, share_of
+from .examples import apart, count_examples, share_of
 from .losses import Loss, loss_factor, mean_energy, noise_precision_of
 from .options import (
     LearntParameter,
@@ -171,7 +171,8 @@ class Learner:
     ) -> None:
         refuse_parallel(model)
         self.model = unwrap(model)
-        self.data: Any = data if curvature_data is None else curvature_data
+        data = apart(data)
+        self.data: Any = data if curvature_data is None else apart(curvature_data)
         self.optimizers = optimizers_of(optimizer)
         check_share(share, running)
         check_name(decay, DECAYS, "decay")
@@ -384,7 +385,8 @@ class Learner:
             progress: Whether to show progress bars.
 
         Returns:
-            A `pw.Laplace`, measured on all of the data that the learner measures.
+            A `pw.Laplace`, measured on all of the data that the learner measures. Where these are not as many as the N
+            training examples, its temperature lets them count as N.
 
         Raises:
             PeewitError: No hyper-step was taken yet.
@@ -401,11 +403,13 @@ class Learner:
             with torch.no_grad():
                 hyper.z.copy_(self.kept.z)
             self._take(hyper)
+        check_at(at)
         measuring = self.measuring
+        data = share_of(self.data, self.model, 1.0, measuring.seed)
         with preserved_randomness(self.data):
-            return fit(
+            la = fit(
                 self.model,
-                share_of(self.data, self.model, 1.0, measuring.seed),
+                data,
                 self.likelihood,
                 weights=measuring.weights,
                 structure=measuring.structure,
@@ -414,8 +418,13 @@ class Learner:
                 memory=measuring.memory,
                 arithmetic=measuring.arithmetic,
                 progress=progress,
-                at=at,
             )
+            measured = la.N
+            if measured != self.examples:  # as in a step: what is measured stands for all training examples
+                la = la.with_temperature(measured / self.examples)
+            if at == "trained_weights":
+                return la
+            return la.at_linear_mode(data, memory=measuring.memory, progress=progress)
 
     def detach(self) -> None:
         """Take the prior out of the optimizer's steps: from now on training is plain, without weight decay.
@@ -480,6 +489,12 @@ class Learner:
         """What it learns, and how far it is."""
         last = self.history.hyper_steps[-1:] or ("no hyper-step yet",)
         return f"Learner({type(self.model).__name__}, {self.prior.grouping.name} prior: {last[0]})"
+
+
+def set_loss_factor(learner: Learner, factor: float) -> None:
+    """Say what multiple of the mean energy training minimises, where that was learnt after the learner was made."""
+    learner.loss_factor = factor
+    learner._follow()
 
 
 def refuse_variances() -> Tensor:

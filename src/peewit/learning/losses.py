@@ -17,7 +17,10 @@ from ..network.nests import Inputs, count
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A loss of outputs and targets, as training minimises it."""
-SLACK = {torch.float64: 1e-6, torch.float32: 1e-3}  # of the gradients' difference; 0.05 in less precision
+# Of the gradients' difference, some times what rounding leaves. Where all logits are near zero, as at the beginning of
+# training, the gradient of smoothed labels differs from a multiple of that of plain ones by no more than these logits.
+SLACK = {torch.float64: 1e-10, torch.float32: 1e-5}
+COARSE = 0.05  # the same in less precision, where outputs are rounded to three digits
 
 
 def mean_energy(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -53,8 +56,7 @@ def loss_factor(
         )
     theirs = gradient(lambda f: called(loss, f, targets), outputs)
     ours = gradient(lambda f: mean_energy(likelihood, f, targets), outputs)
-    factor = float((theirs * ours).sum() / ours.square().sum())
-    return checked_factor(factor, theirs, ours, likelihood, count(inputs))
+    return factor_between(theirs, ours, likelihood, count(inputs), outputs.dtype)
 
 
 def called(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -74,13 +76,14 @@ def gradient(function: Callable[[Tensor], Tensor], outputs: Tensor) -> Tensor:
     return torch.zeros_like(outputs).double() if slope is None else slope.double()
 
 
-def checked_factor(factor: float, theirs: Tensor, ours: Tensor, likelihood: Likelihood, examples: int) -> float:
-    """The factor, if it makes both gradients the same."""
+def factor_between(theirs: Tensor, ours: Tensor, likelihood: Likelihood, examples: int, dtype: torch.dtype) -> float:
+    """The factor that makes both gradients the same, up to the rounding of a dtype; refused if there is none."""
+    factor = float((theirs * ours).sum() / ours.square().sum())
     if not bool(torch.isfinite(theirs).all()):
         raise NotFiniteError("The loss has a gradient of NaN or Inf on the first batch; expected a finite loss.")
     size = float(theirs.norm())
     apart = float((theirs - factor * ours).norm()) / max(size, 1e-300) if math.isfinite(factor) else math.inf
-    if size == 0 or apart > SLACK.get(ours.dtype, 1e-3) * 50 or factor <= 0:
+    if size == 0 or apart > SLACK.get(dtype, COARSE) or factor <= 0:
         raise PeewitError(
             f"The loss is not a multiple of the energy under {type(likelihood).__name__}: on the first batch of "
             f"{examples} examples, its gradient at the outputs differs from every multiple by {min(apart, 9.99):.1%}. "

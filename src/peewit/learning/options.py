@@ -128,6 +128,12 @@ def refuse_kept_bases(measuring: Measuring) -> None:
         )
 
 
+PARALLEL = (
+    "Hyperparameters cannot be learnt under DistributedDataParallel or FSDP yet: every process would see its own part "
+    "of the data alone. Train in one process, or fit and tune after training."
+)
+
+
 def refuse_parallel(model: nn.Module) -> None:
     """Refuse training over several processes: each would learn from its own part of the data alone."""
     wrapped = isinstance(model, nn.parallel.DistributedDataParallel) or type(model).__name__.startswith(
@@ -136,10 +142,7 @@ def refuse_parallel(model: nn.Module) -> None:
     sharded = any(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     if wrapped or sharded or (several and torch.distributed.get_world_size() > 1):
-        raise PeewitError(
-            "Hyperparameters cannot be learnt under DistributedDataParallel or FSDP yet: every process would see its "
-            "own part of the data alone. Train in one process, or fit and tune after training."
-        )
+        raise PeewitError(PARALLEL)
 
 
 def check_space(space: Space, prior: Prior) -> None:

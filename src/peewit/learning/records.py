@@ -214,6 +214,18 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def numbers_to_log(history: History) -> dict[str, float]:
+    """What a logger gets of the last record, by name; precisions if there are few."""
+    record = history[-1]
+    numbers = {f"learning/{name}": value for name, value in vars(record).items() if isinstance(value, float)}
+    if record.effective_dimensions is not None:
+        numbers["learning/effective_dimensions"] = float(record.effective_dimensions.sum())
+    if record.precision is not None and len(history.groups) <= FEW**2:
+        pairs = zip(history.groups, record.precision.tolist(), strict=True)
+        numbers |= {f"precision/{group}": value for group, value in pairs}
+    return numbers
+
+
 @dataclass(eq=False)
 class Log:
     """Where records go as they come: a file of lines, and TensorBoard."""
@@ -250,10 +262,6 @@ class Log:
     def _to_board(self, history: History) -> None:
         record = history[-1]
         step = record.hyper_step if record.epoch is None else record.epoch
-        numbers = {f"learning/{name}": value for name, value in vars(record).items() if isinstance(value, float)}
-        if record.precision is not None and len(history.groups) <= FEW**2:
-            pairs = zip(history.groups, record.precision.tolist(), strict=True)
-            numbers |= {f"precision/{group}": value for group, value in pairs}
-        for name, value in numbers.items():
+        for name, value in numbers_to_log(history).items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
