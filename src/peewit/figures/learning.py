@@ -59,7 +59,7 @@ def course_of(history: History, curves: Mapping[str, Sequence[float | None]]) ->
     numbered = [number for number, record in enumerate(records) if record.log_evidence is not None]
     places = tuple(float(record.epoch if in_epochs else number + 1) for number, record in enumerate(records))  # type: ignore[arg-type]
     at_steps = tuple(places[number] for number in numbered)
-    kept = [number for number, record in enumerate(steps) if record.kept]
+    kept_steps = [number for number, record in enumerate(steps) if record.kept]
     return Course(
         unit="epoch" if in_epochs else "hyper-step" if len(steps) == len(records) else "record",
         places=places,
@@ -71,7 +71,7 @@ def course_of(history: History, curves: Mapping[str, Sequence[float | None]]) ->
         noise=tuple(record.noise for record in steps if record.noise is not None),
         precision=precision_lines(steps, history.groups),
         dimensions=dimension_lines(steps, history.groups),
-        kept=kept[-1] if kept else None,
+        kept=kept_steps[-1] if kept_steps else None,
         curves={name: placed(name, curve, places, at_steps) for name, curve in curves.items()},
     )
 
@@ -97,10 +97,10 @@ def placed(
 
 def precision_lines(steps: Sequence[LearningRecord], groups: tuple[str, ...]) -> GroupLines | None:
     """Each group's precision, or quantiles over many groups; None where records leave them out."""
-    kept = [record.precision for record in steps if record.precision is not None]
-    if not kept or len(kept) < len(steps):
+    vectors = [record.precision for record in steps if record.precision is not None]
+    if not vectors or len(vectors) < len(steps):
         return None
-    values = torch.stack(kept).double().T
+    values = torch.stack(vectors).double().T
     if len(values) <= FEW:
         return GroupLines(names=groups, values=values, groups=len(values), banded=False)
     quantiles = torch.quantile(values.log(), torch.tensor(LEVELS, dtype=torch.float64), dim=0).exp()
@@ -110,10 +110,10 @@ def precision_lines(steps: Sequence[LearningRecord], groups: tuple[str, ...]) ->
 
 def dimension_lines(steps: Sequence[LearningRecord], groups: tuple[str, ...]) -> GroupLines | None:
     """Each group's effective dimensions, or the sum over many groups."""
-    kept = [record.effective_dimensions for record in steps if record.effective_dimensions is not None]
-    if not kept:
+    vectors = [record.effective_dimensions for record in steps if record.effective_dimensions is not None]
+    if not vectors:
         return None
-    values = torch.stack(kept).double().T
+    values = torch.stack(vectors).double().T
     if len(values) <= FEW and len(values) == len(groups):
         return GroupLines(names=groups, values=values, groups=len(values), banded=False)
     return GroupLines(names=("all",), values=values.sum(0, keepdim=True), groups=1, banded=False)
@@ -206,9 +206,9 @@ def description(course: Course) -> str:
 def draw_loss(figure: Figure, course: Course, row: int) -> None:
     """The training loss, and curves of the caller's."""
     lines = {"training loss": (course.places, course.loss)} | dict(course.curves)
-    for place, (name, (x, y)) in enumerate(lines.items()):
+    for number, (name, (x, y)) in enumerate(lines.items()):
         if any(value is not None for value in y):
-            add(figure, row, name, x, y, {"color": style.colour(place), "dash": style.dash(place), "width": 2.5})
+            add(figure, row, name, x, y, {"color": style.colour(number), "dash": style.dash(number), "width": 2.5})
 
 
 def draw_evidence(figure: Figure, course: Course, row: int) -> None:
@@ -250,11 +250,11 @@ def draw_dimensions(figure: Figure, course: Course, row: int) -> None:
 def draw_groups(figure: Figure, course: Course, lines: GroupLines, row: int, what: str) -> None:
     """A line per group, which has one entry in the legend for all panels."""
     several = course.precision is not None and not course.precision.banded
-    for place, (name, values) in enumerate(zip(lines.names, lines.values.tolist(), strict=True)):
+    for group, (name, values) in enumerate(zip(lines.names, lines.values.tolist(), strict=True)):
         first = what == "precision" or not several
         name = style.literal(name)
         title = f"prior: {name}" if several else what
-        line = {"color": style.colour(place + 2), "dash": style.dash(place), "width": 2}
+        line = {"color": style.colour(group + 2), "dash": style.dash(group), "width": 2}
         drawn = [max(value, LEAST) for value in values] if what == "effective dimensions" else values
         hover = f"{name}: {what} %{{customdata:.4g}}<extra></extra>"
         figure.add_scatter(
