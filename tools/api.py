@@ -113,7 +113,7 @@ TYPES = {
     "integrations.transformers.callback": ("Unit",),
     "learning.decay": ("Decay",),
     "learning.learner": ("Keep",),
-    "learning.losses": ("Loss",),
+    "learning.losses": ("TrainingLoss",),
     "learning.options": ("LearntParameter", "Rate"),
     "integrations.sklearn.base": ("NumberArray",),
     "integrations.sklearn.training": ("Factory",),

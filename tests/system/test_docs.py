@@ -94,11 +94,13 @@ def test_what_a_page_prints_is_found() -> None:
 ELSEWHERE = {
     *("Any", "Callable", "False", "Iterable", "Literal", "Mapping", "None", "Path", "PathLike", "Sequence", "True"),
     *(
+        "DataFrame",
         "Dataset",
         "Distribution",
         "ExportedProgram",
         "Generator",
         "Module",
+        "Optimizer",
         "Tensor",
         "NDArray",
         "RandomState",

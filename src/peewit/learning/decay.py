@@ -172,8 +172,8 @@ class PriorHook:
 
     def penalty(self, optimizer: Optimizer) -> Tensor | float:
         """What the gradients that were added are the gradient of."""
-        if is_decoupled(self.decay, optimizer):
-            return 0.0
+        if not isinstance(optimizer, torch.optim.LBFGS) or is_decoupled(self.decay, optimizer):
+            return 0.0  # only a line search compares values
         return sum((pull.half_square() for group in optimizer.param_groups for pull in self._own(group)), 0.0)
 
     def _own(self, group: Mapping[str, Any]) -> list[Pull]:

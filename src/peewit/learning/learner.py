@@ -40,7 +40,7 @@ from ..weights.space import Space
 from .ascent import HyperOptimizer
 from .decay import DECAYS, Decay, PriorHook, attach, check_owned, optimizers_of, pulls_of
 from .examples import apart, count_examples, share_of
-from .losses import Loss, loss_factor, mean_energy, noise_precision_of
+from .losses import TrainingLoss, loss_factor, mean_energy, noise_precision_of
 from .options import (
     LearntParameter,
     Measuring,
@@ -151,7 +151,7 @@ class Learner:
         likelihood: LikelihoodName | Likelihood,
         optimizer: Optimizer | Sequence[Optimizer],
         *,
-        loss: Loss | float | None = None,
+        loss: TrainingLoss | float | None = None,
         prior: Prior | Number = 1.0,
         weights: Weights = "all",
         structure: StructureName | Structure = "kron",
@@ -296,7 +296,7 @@ class Learner:
         state, running = self._measure(self.data, number, Progress(progress))
         hyper = self.hyper.copy()  # a step that fails changes nothing
         point = hyper.climb(state, self._numbers(state), self.ascending)
-        kept = self._kept(point, hyper)
+        best = self._best(point, hyper)
         record = LearningRecord(
             epoch=epoch,
             loss=loss,
@@ -308,12 +308,12 @@ class Learner:
             effective_dimensions=self._dimensions(state, point),
             noise=hyper.noise if self.noise is not None else None,
             examples=self.examples,
-            kept=kept is not self.kept or self.keep == "last",
+            kept=best is not self.kept or self.keep == "last",
             seconds=time.perf_counter() - began,
             measuring=state.measurement.timings["measure"],
             decomposing=state.measurement.timings["decompose"],
         )
-        self.running, self.kept = running, kept
+        self.running, self.kept = running, best
         self._take(hyper)
         self.history = self.history.plus(record)
         return record
@@ -355,7 +355,7 @@ class Learner:
         groups[self._numbers(state)] = point.gamma
         return groups if len(groups) <= MOST else groups.sum()[None]
 
-    def _kept(self, point: EvidencePoint, hyper: HyperOptimizer) -> KeptWeights | None:
+    def _best(self, point: EvidencePoint, hyper: HyperOptimizer) -> KeptWeights | None:
         """The present weights if they have the best evidence, else those before."""
         if self.keep == "last" or (self.kept is not None and point.value <= self.kept.value):
             return self.kept

@@ -23,7 +23,7 @@ from ..posterior.linear_mode import At
 from .checkpoint import read_run, run_file, write_run
 from .examples import in_batches
 from .learner import Learner
-from .losses import Loss
+from .losses import TrainingLoss
 from .options import check_stepped
 from .records import History, LearningRecord, Log
 from .status import StatusLine
@@ -55,7 +55,7 @@ class Training:
         *,
         learner: Learner,
         data: Any,
-        loss: Loss | None,
+        loss: TrainingLoss | None,
         epochs: int,
         due: Callable[[int], bool],
         stepped: Sequence[Any],
@@ -177,7 +177,7 @@ def train(
     epochs: int,
     every: int = 5,
     burn_in: int | None = None,
-    loss: Loss | None = None,
+    loss: TrainingLoss | None = None,
     scheduler: Any = None,
     batch_size: int = 64,
     checkpoint: str | os.PathLike[str] | None = None,

@@ -15,7 +15,7 @@ from ..network.calling import call
 from ..network.isolation import isolated
 from ..network.nests import Inputs, count
 
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+TrainingLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A loss of outputs and targets, as training minimises it."""
 # Of the gradients' difference, some times what rounding leaves. Where all logits are near zero, as at the beginning of
 # training, the gradient of smoothed labels differs from a multiple of that of plain ones by no more than these logits.
@@ -33,7 +33,7 @@ def mean_energy(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Ten
 
 
 def loss_factor(
-    model: nn.Module, likelihood: Likelihood, first: tuple[Inputs, Tensor], loss: Loss | float | None
+    model: nn.Module, likelihood: Likelihood, first: tuple[Inputs, Tensor], loss: TrainingLoss | float | None
 ) -> float:
     """The factor c of `loss = c * mean energy per example`, from gradients at the outputs of the first batch.
 
@@ -59,7 +59,7 @@ def loss_factor(
     return factor_between(theirs, ours, likelihood, count(inputs), outputs.dtype)
 
 
-def called(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+def called(loss: TrainingLoss, outputs: Tensor, targets: Tensor) -> Tensor:
     """The value of a user's loss; its own exceptions say which line of training fails."""
     value = loss(outputs, targets)
     if not isinstance(value, Tensor) or value.numel() != 1:
