@@ -24,7 +24,7 @@ import peewit as pw
 BLOCKS = 6
 WIDTH = 40
 SIZE = 2 * WIDTH * (WIDTH + 1)  # weights of a block
-USELESS = 0.01  # of a block's weights, below which share effective dimensions say that it is not needed
+USELESS = 0.001  # of a block's weights, below which share effective dimensions say that it is not needed
 DECAY = 0.1  # prior precision of the network with a fixed prior
 
 
