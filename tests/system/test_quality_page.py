@@ -356,6 +356,7 @@ def test_training_with_online_evidence_may_be_above_by_two_errors(folder: Path) 
     store.path_of(folder, "first", goals.ONLINE).write_text(json.dumps(content))
     rows = online.nll(board.Board.read(folder), [task_of(read, "first")]).rows
     assert dict(zip(online.nll(read, []).columns, rows[0], strict=True))["plain"] == "0.500"
+    assert [online.cell(board.average({"early/whole/0": 0.25}), splits) for splits in (1, 2)] == ["0.250", "0.250 (1)"]
 
 
 def above_temperature(early: float, fixed: float) -> Callable[[int, str], Record]:
