@@ -152,7 +152,7 @@ def draw(result: Result) -> Any:
             [n + shift for n in numbers], [getattr(part, key) for part in result.parts], 0.4, color=colour, label=name
         )
         right.axhline(whole, color=colour, lw=1, ls="--")
-    right.set(xlabel="block taken out", ylabel="test NLL", title="dashed: the whole network", yscale="log")
+    right.set(xlabel="block taken out", ylabel="test NLL", title="dashed: the whole network")
     right.legend(fontsize=8)
     return picture
 

@@ -251,3 +251,58 @@ def test_three_ways_to_predict_after_learning(script: Script, tmp_path: Path) ->
     assert len(scores) == 4 and all(math.isfinite(value) for value in scores.values())
     # What was tuned on the training data explains them about as well as the network.
     assert scores["run.posterior().tune(train=...)"] < scores["the network"] + 0.2
+
+
+def cells(heading: str) -> list[list[str]]:
+    """The table under a heading of the page on learning while training, without its first two lines."""
+    page = (ROOT / "docs" / "learning.md").read_text(encoding="utf-8")
+    lines = [line for line in page.split(f"{heading}\n", 1)[1].split("\n#", 1)[0].splitlines() if line[:1] == "|"]
+    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def number(cell: str) -> float:
+    """What a cell says before its error."""
+    return float(cell.split("±")[0].replace(",", ""))
+
+
+def close(cell: str, value: float) -> bool:
+    """Whether a cell has the digits of a value, to half of its last one."""
+    digits = cell.split("±")[0].strip()
+    return abs(number(cell) - value) <= 0.5001 * 10.0 ** -len(digits.partition(".")[2]) or (
+        "." not in digits and abs(number(cell) / value - 1) < 5e-3
+    )
+
+
+def written(name: str) -> dict[str, Any]:
+    """The results of a script that the page quotes."""
+    found: dict[str, Any] = json.loads((ROOT / "docs" / "figures" / "learning" / f"{name}.json").read_text())
+    return found
+
+
+def test_the_page_on_learning_has_the_numbers_that_scripts_wrote() -> None:
+    choices = [each for each in written("overfitting")["choices"] if "posterior" not in each["name"]]
+    table = cells("### Overfitting stops")
+    assert len(table) == len(choices)
+    for row, each in zip(table, choices, strict=True):
+        assert close(row[2], each["nll"]) and close(row[4], each["seconds"] / choices[0]["seconds"])
+    for row in cells("### Features that say nothing"):
+        prior = row[0].replace("one per", "per")
+        for place, name in enumerate(("friedman", "concrete")):
+            runs = [each for each in written("relevance")[name] if each["prior"] == prior]
+            for cell, score in zip(row[1 + 3 * place :], ("network", "posterior", "evidence"), strict=False):
+                assert close(cell, float(np.mean([each[score] for each in runs]))), (prior, name, score)
+    for row, runs in zip(cells("## What to predict with"), written("predicting").values(), strict=True):
+        for cell, way in zip(row[1:], runs[0], strict=False):
+            assert close(cell, float(np.mean([each[way] for each in runs])))
+
+
+def test_the_page_on_learning_has_the_numbers_of_blocks_and_checkpoints() -> None:
+    whole, *blocks = cells("### Blocks that are not needed")
+    assert close(whole[4], written("layers")["whole"]) and close(whole[5], written("layers")["whole_fixed"])
+    for row, part in zip(blocks, written("layers")["parts"], strict=True):
+        values = (*part["precision"], part["dimensions"], part["without"], part["without_fixed"])
+        assert all(close(cell, value) for cell, value in zip(row[1:], values, strict=True)), row
+    for row, way in zip(cells("### Checkpoints"), ("trained", "linear", "train"), strict=True):
+        for place, both in enumerate(row[1:]):
+            for cell, run in zip(both.split(" and "), written("checkpoints")["ranked"], strict=True):
+                assert close(cell, run[way][place])
