@@ -13,10 +13,10 @@ import torch
 from ..messages.errors import MismatchError, PeewitError
 from ..storage.atomic import writable, writing
 from .learner import Learner
-from .randomness import random_state, set_random_state
+from .randomness import generators_in, random_state, set_random_state
 
 FORMAT = 1  # raised whenever an older version could misread a file
-ENTRIES = {"peewit_run", "epoch", "model", "optimizers", "stepped", "learner", "random"}
+ENTRIES = {"peewit_run", "kinds", "epoch", "model", "optimizers", "stepped", "learner", "random"}
 
 
 def run_file(path: str | os.PathLike[str], resume: bool) -> Path:
@@ -40,6 +40,11 @@ def write_run(path: Path, learner: Learner, data: Any, stepped: Sequence[Any], e
         "stepped": [each.state_dict() for each in stepped],
         "learner": learner.state_dict(),
         "random": random_state(data, learner.data),
+        "kinds": {
+            "optimizers": kinds_of(learner.optimizers),
+            "schedulers": kinds_of(stepped),
+            "generators": sum(len(generators_in(each)) for each in (data, learner.data)),
+        },
     }
     try:
         with writing(path) as temporary:
@@ -55,16 +60,28 @@ def write_run(path: Path, learner: Learner, data: Any, stepped: Sequence[Any], e
 def read_run(path: Path, learner: Learner, data: Any, stepped: Sequence[Any]) -> int:
     """Put everything back, and return the number of epochs finished."""
     state = read(path, learner)
+    refuse_other_run(path, state, learner, data, stepped)
     learner.model.load_state_dict(state["model"])
     for name, owners in (("optimizers", learner.optimizers), ("stepped", stepped)):
-        if len(state[name]) != len(owners):
-            words = {"optimizers": "optimizers", "stepped": "schedulers"}[name]
-            raise MismatchError(f"{path} has {len(state[name])} {words}, and this run {len(owners)}; give the same.")
         for owner, each in zip(owners, state[name], strict=True):
             owner.load_state_dict(each)
     learner.load_state_dict(state["learner"])
     set_random_state(state["random"], data, learner.data)
     return int(state["epoch"])
+
+
+def refuse_other_run(path: Path, state: dict[str, Any], learner: Learner, data: Any, stepped: Sequence[Any]) -> None:
+    """Refuse a file of other optimizers, schedulers or loaders, before anything is put back."""
+    loaders = sum(len(generators_in(each)) for each in (data, learner.data))
+    here = {"optimizers": kinds_of(learner.optimizers), "schedulers": kinds_of(stepped), "generators": loaders}
+    for what, found in here.items():
+        if state["kinds"][what] != found:
+            raise MismatchError(f"{path} is of a run with {what} {state['kinds'][what]}, and this one has {found}.")
+
+
+def kinds_of(owners: Sequence[Any]) -> list[str]:
+    """The classes of optimizers or schedulers."""
+    return [type(owner).__name__ for owner in owners]
 
 
 def read(path: Path, learner: Learner) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def split(vector: Tensor, space: Space) -> dict[str, Tensor]:
 def optimizers_of(given: Any) -> tuple[Optimizer, ...]:
     """One optimizer or several, without what libraries wrap around them."""
     several = list(given) if isinstance(given, list | tuple) else [given]
-    inner = tuple(getattr(each, "optimizer", each) for each in several)
+    inner = tuple({id(each): each for each in (getattr(each, "optimizer", each) for each in several)}.values())
     for each in inner:
         if not isinstance(each, Optimizer):
             raise ArgumentTypeError(
@@ -185,14 +185,16 @@ class PriorHook:
         """For all of its weights."""
         if self.decay == "loss":
             return
-        scaled = getattr(optimizer, "grad_scale", None)  # gradients of fused steps under a GradScaler
-        factor = 1.0 if scaled is None else scaled
+        # Gradients of fused steps under a GradScaler, and whether the step will be left out: tensors, nobody waits.
+        scaled, broken = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
         for group in optimizer.param_groups:
             if is_decoupled(self.decay, optimizer):
+                rate = group["lr"] if broken is None else group["lr"] * (1 - broken)
                 for pull in self._own(group):
-                    pull.shrink(group["lr"])
+                    pull.shrink(rate)
             else:
-                add_to_gradients(self._own(group), factor)
+                sign = -1.0 if group.get("maximize") else 1.0
+                add_to_gradients(self._own(group), sign if scaled is None else sign * scaled)
 
 
 def is_decoupled(decay: Decay, optimizer: Optimizer) -> bool:

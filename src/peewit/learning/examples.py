@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 from ..messages.arguments import is_count
 from ..messages.errors import PeewitError
@@ -85,18 +93,48 @@ def share_of(data: Any, model: nn.Module, share: float, seed: int) -> Any:
         inputs, targets = batches.data
         if share == 1:
             return data
-        chosen = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
-        chosen = chosen[: math.ceil(share * len(targets))].sort().values.to(targets.device)
+        chosen = drawn_numbers(len(targets), share, seed).to(targets.device)
         return chosen_rows(inputs, chosen), targets[chosen]
     batches.refuse_one_shot("Learning while training passes over the data many times")
+    source = batches.data
+    if isinstance(source, list | tuple) and share < 1:
+        return [source[number] for number in drawn_numbers(len(source), share, seed).tolist()]
+    if isinstance(source, DataLoader):
+        source = in_whole(source, share, seed)
+        if source is not batches.data:
+            return Drawn(source, None, seed)
     if share == 1:
-        return Drawn(batches.data, None, seed)
+        return Drawn(source, None, seed)
     if not len(batches):
         raise PeewitError(
             f"share={share} of data without a length: a {type(data).__name__} does not say how many batches it has. "
             "Give share=1, or curvature_data= with a length."
         )
-    return Drawn(batches.data, math.ceil(share * len(batches)), seed)
+    return Drawn(source, math.ceil(share * len(batches)), seed)
+
+
+def drawn_numbers(count: int, share: float, seed: int) -> Tensor:
+    """Some of the numbers below a count, in order."""
+    chosen = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return chosen[: math.ceil(share * count)].sort().values
+
+
+def in_whole(loader: DataLoader[Any], share: float, seed: int) -> DataLoader[Any]:
+    """A loader without the batch that it drops, and one that does not shuffle with a share drawn; else as it is."""
+    fixed = type(loader.sampler) is SequentialSampler
+    if type(loader.batch_sampler) is not BatchSampler or not (loader.drop_last or (fixed and share < 1)):
+        return loader
+    numbers = drawn_numbers(len(loader.sampler), share, seed).tolist() if fixed and share < 1 else None  # type: ignore[arg-type]
+    return DataLoader(
+        loader.dataset if numbers is None else Subset(loader.dataset, numbers),
+        batch_size=loader.batch_size,
+        sampler=loader.sampler if numbers is None else None,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+        generator=loader.generator,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -186,7 +186,7 @@ class Learner:
             family = own_copy(resolve_name(likelihood, likelihoods.NAMES, "likelihood", Likelihood))
             if isinstance(family, WithNoise) and family.awaits_residuals:
                 family = with_residual_noise(self.model, family, batches)
-            self.loss_factor = loss_factor(self.model, family, first, loss)
+            self.loss_factor = loss_factor(self.model, family, batches, loss)
             limit = budget(memory, device_of(self.model), arithmetic)
             self.space = select(self.model, weights, lambda: first[0], limit, refuse_variances)
         self.likelihood = family
@@ -395,6 +395,7 @@ class Learner:
             >>> learner.posterior()
             Laplace(D=51, N=60, Kron, ggn, Categorical)
         """
+        check_at(at)
         if not self.history.hyper_steps:
             raise PeewitError("posterior() was asked for before the first hyper-step; call learner.step() first.")
         if self.kept is not None:
@@ -403,7 +404,6 @@ class Learner:
             with torch.no_grad():
                 hyper.z.copy_(self.kept.z)
             self._take(hyper)
-        check_at(at)
         measuring = self.measuring
         data = share_of(self.data, self.model, 1.0, measuring.seed)
         with preserved_randomness(self.data):
@@ -444,7 +444,7 @@ class Learner:
 
         Example:
             >>> sorted(learner.state_dict())
-            ['groups', 'history', 'hyper', 'kept', 'noise', 'precision', 'running']
+            ['groups', 'history', 'hyper', 'kept', 'kinds', 'noise', 'precision', 'running']
         """
         return {
             "groups": list(self.history.groups),
@@ -454,6 +454,7 @@ class Learner:
             "precision": self.prior.precision.detach().clone(),
             "noise": own_copy(self.likelihood.noise) if isinstance(self.likelihood, WithNoise) else None,
             "running": encoded(self.running),
+            "kinds": self._kinds(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -463,27 +464,47 @@ class Learner:
             state: What `state_dict` returned.
 
         Raises:
-            MismatchError: It is of another prior or other weights.
+            MismatchError: It is of another prior, likelihood or structure.
 
         Example:
             >>> learner.load_state_dict(learner.state_dict())
         """
+        self._refuse_other(state)
+        hyper = self.hyper.copy()
+        hyper.load_state_dict(state["hyper"])
+        history = History(tuple(LearningRecord(**each) for each in state["history"]), self.history.groups)
+        best = None if state["kept"] is None else KeptWeights(**state["kept"])
+        running = decoded(state["running"], self.measuring.structure, device_of(self.model))
+        prior, likelihood = self.prior.with_precision(state["precision"].cpu()), self.likelihood
+        if isinstance(likelihood, WithNoise):
+            likelihood = likelihood.with_noise(state["noise"])
+        self.hyper, self.history, self.kept, self.running = hyper, history, best, running
+        self.prior, self.likelihood = prior, likelihood
+        self._follow()
+
+    def _kinds(self) -> dict[str, str]:
+        """What a state has to be of, by name."""
+        return {"likelihood": type(self.likelihood).__name__, "structure": type(self.measuring.structure).__name__}
+
+    def _refuse_other(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state of another prior, likelihood or structure."""
         names = list(self.history.groups)
         if list(state["groups"]) != names:
             raise MismatchError(
                 f"The state is of a prior with the groups {shortened(state['groups'])}, and this learner's has "
                 f"{shortened(names)}; make the learner with the same prior= and weights=."
             )
-        hyper = self.hyper.copy()
-        hyper.load_state_dict(state["hyper"])
-        self.hyper = hyper
-        self.history = History(tuple(LearningRecord(**each) for each in state["history"]), self.history.groups)
-        self.kept = None if state["kept"] is None else KeptWeights(**state["kept"])
-        self.running = decoded(state["running"], self.measuring.structure, device_of(self.model))
-        self.prior = self.prior.with_precision(state["precision"].cpu())
-        if isinstance(self.likelihood, WithNoise):
-            self.likelihood = self.likelihood.with_noise(state["noise"])
-        self._follow()
+        for what, name in self._kinds().items():
+            if state["kinds"][what] != name:
+                raise MismatchError(
+                    f"The state is of the {what} {state['kinds'][what]}, and this learner's is {name}; give the same."
+                )
+
+    def __reduce__(self) -> Any:
+        raise PeewitError(
+            "A learner is tied to its optimizer and cannot be copied or pickled: make another one for the copy, and "
+            "give it load_state_dict(learner.state_dict())."
+        )
 
     def __repr__(self) -> str:
         """What it learns, and how far it is."""

@@ -147,7 +147,7 @@ class Training:
             for optimizer in learner.optimizers:
                 optimizer.zero_grad()
             loss = self._loss_of(call(learner.model, inputs), targets)
-            loss.backward()
+            self._objective(loss).backward()
             for optimizer in learner.optimizers:
                 optimizer.step()
             total = total.to(loss.device) + loss.detach().double() * len(targets)
@@ -156,6 +156,10 @@ class Training:
         if not math.isfinite(mean):
             raise NotFiniteError(f"The loss became {mean} in epoch {self.epoch + 1}. {self._way_out(0)}")
         return mean
+
+    def _objective(self, loss: Tensor) -> Tensor:
+        """What the gradient is taken of: the prior is in it where no hook adds its part."""
+        return loss + self.learner.penalty() if self.learner.hook.decay == "loss" else loss
 
     def _loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return (self.learner.loss if self._loss is None else self._loss)(outputs, targets)
@@ -244,9 +248,11 @@ def train(
         due=lambda epoch: epoch == epochs or (epoch >= first and epoch % every == 0),
         stepped=stepped,
         checkpoint=path,
-        log=Log(log, tensorboard),
+        log=Log(log, tensorboard, resume),
         progress=progress,
     )
     if path is not None and path.exists():
         run.epoch = read_run(path, learner, run.data, stepped)
+        if run.epoch > epochs:
+            raise PeewitError(f"{path} is of a run with {run.epoch} epochs finished, and epochs={epochs} was given.")
     return run

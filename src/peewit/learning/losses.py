@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 
 from ..likelihoods import Labelled, Likelihood, WithNoise
 from ..messages.errors import ArgumentTypeError, NotFiniteError, PeewitError
+from ..messages.warnings import FitWarning, warn
 from ..network.calling import call
 from ..network.isolation import isolated
-from ..network.nests import Inputs, count
+from ..network.nests import Inputs
 
 TrainingLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A loss of outputs and targets, as training minimises it."""
@@ -21,6 +23,9 @@ TrainingLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 # training, the gradient of smoothed labels differs from a multiple of that of plain ones by no more than these logits.
 SLACK = {torch.float64: 1e-10, torch.float32: 1e-5}
 COARSE = 0.05  # the same in less precision, where outputs are rounded to three digits
+BATCHES = 8  # of which the factor is the mean
+VARIES = 0.02  # the share by which it may, without a word
+APART = 3.0  # how far from the network's own outputs losses are compared once more
 
 
 def mean_energy(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -33,30 +38,70 @@ def mean_energy(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Ten
 
 
 def loss_factor(
-    model: nn.Module, likelihood: Likelihood, first: tuple[Inputs, Tensor], loss: TrainingLoss | float | None
+    model: nn.Module,
+    likelihood: Likelihood,
+    batches: Iterable[tuple[Inputs, Tensor]],
+    loss: TrainingLoss | float | None,
 ) -> float:
-    """The factor c of `loss = c * mean energy per example`, from gradients at the outputs of the first batch.
+    """The factor c of `loss = c * mean energy per example`: the mean over a few batches; warns if it varies."""
+    number = check_loss(loss)
+    factors = []
+    for inputs, targets in itertools.islice(batches, BATCHES):
+        with isolated(model, []), torch.no_grad():
+            outputs = call(model, likelihood.check_inputs(inputs)).detach()
+        Labelled.of(likelihood, outputs, targets).check(numbered=False)
+        if number is not None or not callable(loss):
+            return 1.0 if number is None else number
+        factors.append(factor_at(loss, likelihood, outputs, targets))
+        if len(factors) == 1:
+            refuse_other_losses(loss, likelihood, outputs, targets, factors[0])
+    if max(factors) > (1 + VARIES) * min(factors):
+        warn(
+            f"The loss is {min(factors):.3g} to {max(factors):.3g} times the mean energy per example over the first "
+            f"{len(factors)} batches: it averages over labels, and batches have different numbers of them. The prior "
+            "counts by their mean; minimise learner.loss(outputs, targets) for one factor.",
+            FitWarning,
+        )
+    return sum(factors) / len(factors)
 
-    Gradients leave constants out, and tell a loss of another kind, which no factor makes the same.
-    """
-    inputs, targets = first
-    with isolated(model, []), torch.no_grad():
-        outputs = call(model, likelihood.check_inputs(inputs)).detach()
-    Labelled.of(likelihood, outputs, targets).check(numbered=False)
-    if loss is None:
-        return 1.0
+
+def check_loss(loss: TrainingLoss | float | None) -> float | None:
+    """The factor where it was given as a number; what is neither a number nor a function is refused."""
     if isinstance(loss, int | float) and not isinstance(loss, bool):
         if not 0 < loss < math.inf:
             raise PeewitError(f"loss={loss!r} was given; expected a function, or a positive factor of the mean energy.")
         return float(loss)
-    if not callable(loss):
+    if loss is not None and not callable(loss):
         raise ArgumentTypeError(
             f"loss is a {type(loss).__name__}; expected a function of outputs and targets, such as "
             "torch.nn.CrossEntropyLoss(), a positive factor of the mean energy per example, or None."
         )
+    return None
+
+
+def factor_at(loss: TrainingLoss, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> float:
+    """The factor from gradients at some outputs: they leave constants out, and tell a loss of another kind."""
     theirs = gradient(lambda f: called(loss, f, targets), outputs)
     ours = gradient(lambda f: mean_energy(likelihood, f, targets), outputs)
-    return factor_between(theirs, ours, likelihood, count(inputs), outputs.dtype)
+    return factor_between(theirs, ours, likelihood, len(targets), outputs.dtype)
+
+
+def refuse_other_losses(
+    loss: TrainingLoss, likelihood: Likelihood, outputs: Tensor, targets: Tensor, factor: float
+) -> None:
+    """Refuse losses that agree at the network's own outputs alone, and sums over the batch."""
+    drawn = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    far = outputs.to(torch.promote_types(outputs.dtype, torch.float32)) + APART * drawn.to(outputs.device)
+    factor_at(loss, likelihood, far.to(torch.promote_types(outputs.dtype, torch.float32)), targets)
+    half = len(targets) // 2
+    if half and 2 * half == len(targets):
+        part = factor_at(loss, likelihood, outputs[:half], targets[:half])
+        if abs(part / factor - 0.5) < 1e-3:
+            raise PeewitError(
+                "The loss is a sum over the batch, so that the prior's part in it depends on the batch's size; average "
+                "over the batch, as reduction='mean' does, or give the factor as a number: loss=batch size for a sum "
+                "of energies."
+            )
 
 
 def called(loss: TrainingLoss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -87,8 +132,8 @@ def factor_between(theirs: Tensor, ours: Tensor, likelihood: Likelihood, example
         raise PeewitError(
             f"The loss is not a multiple of the energy under {type(likelihood).__name__}: on the first batch of "
             f"{examples} examples, its gradient at the outputs differs from every multiple by {min(apart, 9.99):.1%}. "
-            "Give the likelihood that the loss belongs to (class weights, label smoothing and ignored labels too), or "
-            "minimise learner.loss(outputs, targets) and leave loss= out."
+            "Give the likelihood that the loss belongs to (class weights, label smoothing, ignored labels and a noise "
+            "per output too), or minimise learner.loss(outputs, targets) and leave loss= out."
         )
     return factor
 

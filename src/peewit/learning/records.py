@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from torch import Tensor
 
-from ..messages.errors import MissingPackageError
+from ..messages.errors import MissingPackageError, PeewitError
 from ..storage.atomic import writable, writing
 
 if TYPE_CHECKING:
@@ -232,12 +232,16 @@ class Log:
 
     path: str | os.PathLike[str] | None = None
     board: str | os.PathLike[str] | None = None
+    resume: bool = False
     writer: Any = field(default=None, init=False)
     begun: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        if self.path is not None:
-            writable(self.path, "run.jsonl")
+        if self.path is not None and writable(self.path, "run.jsonl").exists() and not self.resume:
+            raise PeewitError(
+                f"{os.fsdecode(self.path)} exists already. Choose another log=, or give resume=True with the "
+                "checkpoint= of its run."
+            )
         if self.board is not None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
