@@ -135,3 +135,51 @@ def test_several_optimizers_share_one_learner() -> None:
     for optimizer in several:
         optimizer.step()
     assert torch.allclose(torch.cat([p.detach().flatten() for p in model.parameters()]), one_step("plain", "coupled"))
+
+
+def test_an_optimizer_that_is_given_twice_pulls_once() -> None:
+    model, (x, y) = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    prior = pw.Prior.layerwise([5.0, 4.0, 3.0, 2.0])
+    learner = pw.learning.Learner(model, (x, y), "classification", [optimizer, optimizer], prior=prior)
+    learner.loss(model(x), y).backward()
+    optimizer.step()
+    assert torch.allclose(torch.cat([p.detach().flatten() for p in model.parameters()]), one_step("plain", "coupled"))
+
+
+def test_an_optimizer_that_climbs_has_the_prior_with_the_other_sign() -> None:
+    model, (x, y) = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, maximize=True)
+    prior = pw.Prior.layerwise([5.0, 4.0, 3.0, 2.0])
+    learner = pw.learning.Learner(model, (x, y), "classification", optimizer, prior=prior)
+    (-learner.loss(model(x), y)).backward()
+    optimizer.step()
+    assert torch.allclose(torch.cat([p.detach().flatten() for p in model.parameters()]), one_step("plain", "coupled"))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD])
+def test_a_step_that_a_scaler_leaves_out_moves_nothing(kind: type[torch.optim.Optimizer], fused: bool) -> None:
+    model, (x, y) = network().float(), data()
+    optimizer = kind(model.parameters(), lr=0.1, fused=fused)
+    if kind is torch.optim.AdamW:
+        optimizer.param_groups[0]["weight_decay"] = 0.0
+    learner = pw.learning.Learner(model, (x.float(), y), "classification", optimizer, prior=50.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(learner.loss(model(x.float()), y) * torch.inf).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert all(torch.equal(old, p) for old, p in zip(before, model.parameters(), strict=True))
+
+
+def test_a_run_whose_prior_is_in_the_loss_follows_it() -> None:
+    sizes = {}
+    for decay in ("coupled", "loss"):
+        model, (x, y) = network(), data()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        options = {"prior": 200.0, "rate": 0.0, "epochs": 20, "batch_size": 15, "decay": decay}
+        pw.learning.train(model, (x, y), "classification", optimizer, **options).finish()
+        sizes[decay] = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert torch.allclose(sizes["coupled"], sizes["loss"], atol=1e-10)
+    assert float(sizes["loss"].norm()) < 0.5

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -206,3 +209,91 @@ def test_sparse_gradients_are_refused() -> None:
     with pytest.raises(pw.PeewitError, match=re.escape("learner.penalty()")):
         optimizer.step()
     assert own.history.records == ()
+
+
+def test_a_learner_is_not_copied() -> None:
+    own = learner()
+    with pytest.raises(pw.PeewitError, match="cannot be copied or pickled"):
+        copy.deepcopy(own)
+    with pytest.raises(pw.PeewitError, match="cannot be copied or pickled"):
+        pickle.dumps(own)
+
+
+def test_what_is_asked_wrongly_of_the_posterior_leaves_the_network() -> None:
+    own = learner()
+    own.step()
+    with torch.no_grad():
+        own.model[0].weight.add_(1.0)
+    before = own.model[0].weight.clone()
+    with pytest.raises(pw.PeewitError, match="nonsense"):
+        own.posterior(at="nonsense")
+    assert torch.equal(own.model[0].weight, before)
+
+
+def test_losses_that_agree_at_the_outputs_alone_are_refused() -> None:
+    """At a head of zeros smoothed labels have the gradient of plain ones; Huber's loss has that of squares near zero."""
+    model, data, optimizer = parts()
+    with torch.no_grad():
+        model[2].weight.zero_()
+        model[2].bias.zero_()
+    with pytest.raises(pw.PeewitError, match="not a multiple"):
+        learner(model=model, data=data, optimizer=optimizer, loss=nn.CrossEntropyLoss(label_smoothing=0.1))
+    model, (x, _), optimizer = parts(outputs=1)
+    small = 0.01 * torch.randn(12, 1)
+    with pytest.raises(pw.PeewitError, match="not a multiple"):
+        learner(model=model, data=(x, small), likelihood="regression", optimizer=optimizer, loss=nn.HuberLoss())
+
+
+def test_a_sum_over_the_batch_is_refused() -> None:
+    with pytest.raises(pw.PeewitError, match="is a sum over the batch"):
+        learner(loss=nn.CrossEntropyLoss(reduction="sum"))
+
+
+def test_a_mean_over_labels_whose_number_varies_is_said() -> None:
+    """One of two batches has half as many labels: the factor is the mean of both, whichever comes first."""
+    model = nn.Linear(2, 3)
+    x, y = torch.randn(4, 6, 2), torch.randint(0, 3, (4, 6))
+    ignored = y.clone()
+    ignored[:, 3:] = -100
+    factors = []
+    for batches in ([(x, y), (x, ignored)], [(x, ignored), (x, y)]):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def loss(f: Tensor, targets: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(f.flatten(0, 1), targets.flatten())
+
+        with pytest.warns(pw.FitWarning, match="averages over labels"):
+            factors.append(learner(model=model, data=batches, optimizer=optimizer, loss=loss).loss_factor)
+    assert factors == [pytest.approx((1 / 6 + 1 / 3) / 2), pytest.approx(factors[0])]
+
+
+def test_states_of_another_kind_change_nothing() -> None:
+    own, other = learner(), learner(structure="diag")
+    own.step()
+    with pytest.raises(pw.MismatchError, match="of the structure Kron"):
+        other.load_state_dict(own.state_dict())
+    assert len(other.history) == 0
+
+
+def test_logs_and_finished_runs_are_not_overwritten(tmp_path: Path) -> None:
+    def run(epochs: int, **options: object) -> pw.learning.Training:
+        model, data, optimizer = parts()
+        files = {"log": tmp_path / "run.jsonl", "checkpoint": tmp_path / "run.pt", **options}
+        return pw.learning.train(model, data, "classification", optimizer, epochs=epochs, **files)
+
+    run(3).finish()
+    with pytest.raises(pw.PeewitError, match=r"run.jsonl exists already"):
+        run(3, checkpoint=tmp_path / "other.pt")
+    with pytest.raises(pw.PeewitError, match="3 epochs finished, and epochs=2"):
+        run(2, resume=True)
+    model, data, _ = parts()
+    with pytest.raises(pw.MismatchError, match=r"optimizers \['SGD'\], and this one has \['Adam'\]"):
+        pw.learning.train(
+            model,
+            data,
+            "classification",
+            torch.optim.Adam(model.parameters()),
+            epochs=4,
+            checkpoint=tmp_path / "run.pt",
+            resume=True,
+        )

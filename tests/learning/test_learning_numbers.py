@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import peewit as pw
 from peewit.curvature.structures import NAMES as STRUCTURES
+from peewit.learning.examples import share_of
 from peewit.learning.options import Measuring
 from peewit.learning.refresh import refresh
 from peewit.runtime.progress import Progress
@@ -247,3 +251,36 @@ def test_every_prior_is_learnt_under_every_structure_that_holds_it(prior: str, s
         up, down = (float(la.log_evidence(start.with_precision((before + way * moved).exp()))) for way in (1, -1))
         if abs(up - down) > 1e-7:
             assert float(after[group] - before[group]) == pytest.approx(0.05 * (1 if up > down else -1), rel=1e-3)
+
+
+class Rows(Dataset[tuple[Tensor, Tensor]]):
+    """Examples that say which they are."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor([float(index)]), torch.tensor([0.0])
+
+
+@pytest.mark.parametrize("make", [Rows, lambda: DataLoader(Rows(), 3), lambda: [*DataLoader(Rows(), 2)]])
+def test_shares_of_data_that_nobody_shuffles_are_drawn(make: Callable[[], Any]) -> None:
+    """Every step another share, and with one seed the same in every pass."""
+    seen = []
+    for seed in (0, 1, 2):
+        shares = [share_of(make(), nn.Linear(1, 1), 0.3, seed) for _ in range(2)]
+        passes = [torch.cat([x for x, _ in share]).flatten().tolist() for share in (shares[0], shares[0], shares[1])]
+        assert passes[0] == passes[1] == passes[2]
+        assert len(passes[0]) == 6
+        seen.append(sorted(passes[0]))
+    assert seen[0] != seen[1] != seen[2]
+
+
+def test_a_batch_that_training_drops_is_measured() -> None:
+    x, y = line_data(number=10)
+    model = nn.Linear(3, 1).double()
+    loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True, drop_last=True)
+    learner = pw.learning.Learner(model, loader, "regression", sgd(model), structure="full", rate=0.0)
+    assert learner.step().examples == 10
+    la = learner.posterior()
+    assert (la.N, la.temperature) == (10, 1.0)

@@ -181,6 +181,6 @@ def test_candidates_at_the_slack_of_the_recipe() -> None:
 
 
 def test_names_of_ways_differ() -> None:
-    every = (*ways.BASELINES, *ways.OURS)
+    every = (*ways.BASELINES, *ways.OURS, *ways.TRAINED)
     assert len({way.name for way in every}) == len(every) == len(ways.WAYS)
     assert isinstance(ways.WAYS["plain"], baselines.Plain)
