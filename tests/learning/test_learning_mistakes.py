@@ -231,7 +231,7 @@ def test_what_is_asked_wrongly_of_the_posterior_leaves_the_network() -> None:
 
 
 def test_losses_that_agree_at_the_outputs_alone_are_refused() -> None:
-    """At a head of zeros smoothed labels have the gradient of plain ones; Huber's loss has that of squares near zero."""
+    """At zero logits smoothed labels have the gradient of plain ones; near zero Huber's loss has that of squares."""
     model, data, optimizer = parts()
     with torch.no_grad():
         model[2].weight.zero_()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quality import batchnorm, goals, harm, linear_mode, measured, page, sections, unknown
+from benchmarks.quality import batchnorm, goals, harm, linear_mode, measured, online, page, sections, unknown
 from benchmarks.quality.board import (
     ENSEMBLE,
     PLAIN,
@@ -626,3 +626,39 @@ def detected(info: TaskInfo) -> float:
     mean = mean_of(board(), info, VALIDATED, auroc("variance"), None)
     assert mean is not None
     return mean
+
+
+def online_differences(way: str, training: str | None = None) -> dict[str, Estimate]:
+    """By task: the NLL of training with online evidence less a way's."""
+    found = {
+        each.name: average(board().differences(each.name, goals.ONLINE, way, figure("nll"), training=training))
+        for each in board().tasks
+    }
+    return {name: estimate for name, estimate in found.items() if estimate is not None}
+
+
+def test_findings_on_training_with_online_evidence() -> None:
+    said = flat("benchmarks/quality/findings.md").partition("**Trained with online evidence.**")[2]
+    plain, scaled, recipe = (online_differences(way) for way in (PLAIN, TEMPERATURE, RECIPE))
+    above = [name for name, each in scaled.items() if not (each.mean <= goals.EQUAL or each.mean <= each.error)]
+    assert above == ["energy", "power", "protein"]
+    assert f"On {len(plain)} tables" in said and f"on {len(above)} of the {len(scaled)}" in said
+    below = sum(each.mean < 0 for each in plain.values())
+    assert f"below the plain network's on {below}, one fewer than the goal" in said
+    assert math.ceil(0.9 * len(plain)) == below + 1
+    much = [sum(each.mean < -0.1 for each in found.values()) for found in (plain, recipe)]
+    assert f"by .1 nats and more on {much[0]} of the {len(plain)} tables, and below the recipe's by as much on" in said
+    assert f"as much on {much[1]}." in said
+    early = online_differences(TEMPERATURE, "early")
+    worse = [name for name, each in early.items() if each.mean > each.error]
+    assert set(worse) == {"glass", "waveform", "energy"} and "on glass, waveform and energy." in said
+    assert f"are above its NLL on {sum(each.mean < 0 for each in early.values())} tables" in said
+    decays = online_differences("weight decay, temperature")
+    fewer = sum(each.mean < 0 for each in decays.values())
+    assert f"of {len(decays)} tables it is below them on {fewer}, by up to .07 nats" in said
+    assert f"above on {len(decays) - fewer}, by {short(decays['energy'].mean, 2)} on energy and" in said
+    assert f"{short(decays['yacht'].mean, 2)} on yacht" in said
+    assert f"missed by {short(scaled['power'].mean)} and {short(scaled['protein'].mean)} nats" in said
+    assert f"here {short(plain['wine'].mean)} nats" in said
+    ratios = [float(row[2]) for row in online.times(board(), [task(name) for name in plain]).rows]
+    assert f"takes {min(ratios)} to {max(ratios)} times the seconds" in said
