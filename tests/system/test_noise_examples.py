@@ -166,7 +166,7 @@ def test_the_page_has_the_numbers_that_were_measured(script: Script) -> None:
 def test_published_rows_are_met(script: Script) -> None:
     module = script("published")
     rows = json.loads((FOLDER / "results" / "published.json").read_text(encoding="utf-8"))
-    assert rows
+    assert {row["row"] for row in rows} >= {"yacht:1", "yacht:3", "boston:3", "concrete:3"}
     for row in rows:
         told = module.PUBLISHED[row["row"]]
         assert row["published"] == [float(value) for value in told]
