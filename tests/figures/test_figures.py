@@ -401,7 +401,7 @@ def test_a_real_report_is_drawn() -> None:
         figures.marginal_variances(made),
         figures.evidence_trace(made),
         figures.specimens(made),
-        *(figures.uncertainty_histogram(made.methods[0], score) for score in made.methods[0].uncertainty),
+        *(figures.uncertainty_histogram(made.methods[0], score) for score in made.methods[0].uncertainty["test"]),
     ):
         checked(figure)
     own, told = figures.effective_dimensions(la), figures.effective_dimensions(made)
