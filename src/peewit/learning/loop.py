@@ -248,7 +248,7 @@ def train(
         due=lambda epoch: epoch == epochs or (epoch >= first and epoch % every == 0),
         stepped=stepped,
         checkpoint=path,
-        log=Log(log, tensorboard, resume),
+        log=Log(path=log, board=tensorboard, resume=resume),
         progress=progress,
     )
     if path is not None and path.exists():

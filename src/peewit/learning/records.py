@@ -226,7 +226,7 @@ def numbers_to_log(history: History) -> dict[str, float]:
     return numbers
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Log:
     """Where records go as they come: a file of lines, and TensorBoard."""
 
